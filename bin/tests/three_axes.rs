@@ -10,9 +10,9 @@ use comm::{Local, Mesh};
 use pipeline::{Cost, Modules, Pipeline, PipelineConfig, ScheduleKind, Split};
 use sampler::Generator;
 use tensor_parallel::{
-    ColumnConfig, ColumnParallelLinear, LanguageModel, LanguageModelConfig, ParallelTransformerLayer, Shards,
-    TensorParallel, TensorParallelConfig, TransformerLayerConfig, VocabParallelEmbedding, Weights, norm,
-    vocab_parallel_cross_entropy,
+    ColumnConfig, ColumnParallelLinear, DistributedModel, LanguageModel, LanguageModelConfig,
+    ParallelTransformerLayer, Shards, TensorParallel, TensorParallelConfig, TransformerLayerConfig,
+    VocabParallelEmbedding, Weights, norm, vocab_parallel_cross_entropy,
 };
 use training::{Sgd, SgdConfig, clip_grad_norm};
 
@@ -158,7 +158,7 @@ fn on_mesh(
         let stages = mesh.axis("pp")?.clone();
         let mut pipeline =
             Pipeline::new(stages, &modules(&shards, sizes(vocab_size)), &builder, &example, loss, &config)?;
-        pipeline.set_divided(|name| shards.is_divided(name));
+        pipeline.set_divided(|name| shards.divided(name));
         let mut sgd = sgd(pipeline.named_vars());
         let (mut losses, mut norms) = (Vec::new(), Vec::new());
         for step in 0..STEPS {
@@ -198,7 +198,7 @@ fn what_is_divided_must_be_said_before_anything_is_clipped() {
             pipeline.clip_grad_norm(&mut grads, 1.0).map(drop).unwrap_err().to_string(),
             pipeline.check_parameters().unwrap_err().to_string(),
         ];
-        pipeline.set_divided(|name| shards.is_divided(name));
+        pipeline.set_divided(|name| shards.divided(name));
         pipeline.clip_grad_norm(&mut grads, 1.0)?;
         // Clipping by each rank's own norm makes replicated parameters differ, which is detected.
         let mut sgd = sgd(pipeline.named_vars());
@@ -209,7 +209,7 @@ fn what_is_divided_must_be_said_before_anything_is_clipped() {
         Ok(refused)
     });
     for line in lines.unwrap().into_iter().flatten() {
-        assert!(line.contains("call `pipeline.set_divided(|name| shards.is_divided(name))`"), "{line}");
+        assert!(line.contains("call `pipeline.set_divided(|name| shards.divided(name))`"), "{line}");
     }
 }
 

@@ -105,6 +105,9 @@ pub enum Error {
         /// Candle's error.
         source: Arc<candle_core::Error>,
     },
+    /// An error of what the strategies share, such as checkpoints.
+    #[error(transparent)]
+    Strategy(strategy::Error),
     /// A failure in the `training` crate, e.g. in clipping.
     #[error(transparent)]
     Training(Arc<training::Error>),
@@ -114,14 +117,6 @@ pub enum Error {
     )]
     Panicked,
 
-    /// A rank could not write or read a file.
-    #[error("rank {rank} failed: {reason}")]
-    PeerFile {
-        /// That rank.
-        rank: usize,
-        /// Its error message.
-        reason: String,
-    },
     /// Communication failed.
     #[error(transparent)]
     Comm(#[from] comm::Error),
@@ -141,7 +136,7 @@ impl Error {
     pub fn is_peer_failure(&self) -> bool {
         match self {
             Error::Comm(error) => error.is_peer_failure(),
-            Error::PeerFile { .. } => true,
+            Error::Strategy(error) => error.is_peer_failure(),
             _ => false,
         }
     }
@@ -155,7 +150,7 @@ impl Error {
     }
 }
 
-comm::error_conversions!(Error);
+strategy::error_conversions!(Error);
 
 impl From<candle_core::Error> for Error {
     fn from(source: candle_core::Error) -> Self {

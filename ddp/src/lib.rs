@@ -44,10 +44,10 @@
 //! - Unequal numbers of batches: a rank without further batches calls [`Ddp::join`] until all ranks have finished.
 //! - Batches that do not fit into memory: [`Ddp::backward_no_sync`] or [`Ddp::backward_weighted_no_sync`] for all
 //!   micro-batches but the last. They communicate nothing.
-//! - Gradient clipping by global norm: [`Ddp::clip_grad_norm`] on the result of backward. The norm is the same on every rank,
+//! - Gradient clipping by global norm: [`DistributedModel::clip_grad_norm`] on the result of backward. The norm is the same on every rank,
 //!   without communication.
 //! - Slow networks: [`CommHook`] halves the bytes, sends low-rank factors ([`PowerSgdConfig`]), or is user-defined.
-//! - Checkpoints with the optimizer's state: [`Ddp::save_checkpoint`], [`Ddp::load_checkpoint`].
+//! - Checkpoints with the optimizer's state: [`DistributedModel::save_checkpoint`], [`DistributedModel::load_checkpoint`].
 //! - Running statistics: rank 0's are copied to all ranks after each step ([`DdpConfig::broadcast_buffers`]).
 //! - Checking that the parameters are equal: [`Ddp::check_parameters`] reports the parameter, element and rank that differ.
 //! - Tuning the bucket size: [`DdpConfig::tune_bucket_bytes`] tries several.
@@ -59,7 +59,7 @@
 //! # use candle_core::{DType, Device, Result, Tensor};
 //! # use candle_nn::{Module, Optimizer, SGD, VarBuilder, VarMap, linear, loss};
 //! # use comm::{Communicator, Local};
-//! # use ddp::{CommHook, Ddp, DdpConfig};
+//! # use ddp::{CommHook, Ddp, DdpConfig, DistributedModel};
 //! fn train(comm: Arc<dyn Communicator>, batches: &[Vec<Tensor>]) -> Result<()> {
 //!     let vars = VarMap::new();
 //!     let vb = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
@@ -112,8 +112,6 @@
 mod buckets;
 mod builder;
 mod check_gradient;
-mod checkpoint;
-mod clip;
 mod comm_hook;
 mod config;
 mod error;
@@ -122,9 +120,9 @@ mod hook;
 mod initial;
 mod model;
 mod parameter;
+mod pieces;
 mod plan;
 mod reducer;
-mod save;
 mod search;
 mod weights;
 
@@ -136,3 +134,4 @@ pub use config::DdpConfig;
 pub use error::{Error, Result};
 pub use model::Ddp;
 pub use parameter::Parameter;
+pub use strategy::DistributedModel;

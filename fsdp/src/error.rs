@@ -1,6 +1,5 @@
 //! The crate's error type.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::DType;
@@ -181,24 +180,6 @@ pub enum Error {
     /// Replicas of a shard differ. Every rank returns this same error, and may continue.
     #[error(transparent)]
     ParametersDiffer(#[from] Box<comm::ParameterDifference>),
-    /// A checkpoint that cannot be used, or a file that cannot be written.
-    #[error("{}: {problem}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// A file that another rank cannot use.
-    #[error("{}: on rank {rank}: {problem}", path.display())]
-    PeerFile {
-        /// The file, or the checkpoint that it belongs to.
-        path: PathBuf,
-        /// The rank in the whole job.
-        rank: usize,
-        /// What is wrong with it.
-        problem: String,
-    },
     /// A candle operation failed.
     #[error("{operation}: {source}")]
     Tensor {
@@ -207,22 +188,12 @@ pub enum Error {
         /// Candle's error.
         source: Arc<candle_core::Error>,
     },
+    /// An error of what the strategies share, such as checkpoints.
+    #[error(transparent)]
+    Strategy(strategy::Error),
     /// A failure in the `training` crate, e.g. in reading a file.
     #[error(transparent)]
     Training(Arc<training::Error>),
-    /// A gradient contains a NaN or an infinity. Every rank returns this same error.
-    #[error(
-        "the gradient of parameter {parameter} is not finite in the shard of rank {rank}, all gradients together have a norm of {norm}; \
-         none was changed: skip the step, or look for the cause"
-    )]
-    NotFinite {
-        /// The first such parameter, in order of construction.
-        parameter: String,
-        /// The first rank that has such a gradient, which may come from any rank's batch; rank in the whole job.
-        rank: usize,
-        /// The norm of all gradients together.
-        norm: f64,
-    },
     /// An earlier backward panicked.
     #[error(
         "an earlier backward of this Fsdp panicked, and the ranks are no longer in step: end this process"
@@ -248,13 +219,10 @@ impl Error {
     pub fn is_peer_failure(&self) -> bool {
         match self {
             Error::Comm(error) => error.is_peer_failure(),
-            Error::PeerFile { .. } | Error::PeerFailed { .. } => true,
+            Error::Strategy(error) => error.is_peer_failure(),
+            Error::PeerFailed { .. } => true,
             _ => false,
         }
-    }
-
-    pub(crate) fn file(path: &Path, problem: impl Into<String>) -> Self {
-        Error::File { path: path.to_path_buf(), problem: problem.into() }
     }
 
     /// Wraps a candle error with the name of the operation, unless it carries an error of this crate or of `comm`.
@@ -266,7 +234,7 @@ impl Error {
     }
 }
 
-comm::error_conversions!(Error);
+strategy::error_conversions!(Error);
 
 impl From<candle_core::Error> for Error {
     fn from(source: candle_core::Error) -> Self {

@@ -9,7 +9,7 @@
 //! use candle_core::{DType, Device, Result, Tensor};
 //! use candle_nn::{Linear, Module, Optimizer, linear, loss};
 //! use comm::{Communicator, Local};
-//! use fsdp::{Fsdp, FsdpConfig, Unit};
+//! use fsdp::{DistributedModel, Fsdp, FsdpConfig, Unit};
 //! use sampler::{Generator, SharedGenerator};
 //! use training::{Adam, AdamConfig, TorchInit};
 //!
@@ -65,17 +65,17 @@
 //! - Models written for every layout, with [`training::build`]: `Fsdp::new(comm, vb, &config, |units|
 //!   Net::new(&Builder::from(units)))`.
 //! - Frozen weights: use them detached. A parameter that no rank has used has no gradient, and does not change.
-//! - Gradient clipping by global norm: [`Fsdp::clip_grad_norm`]; if the model is a part of a larger one, by the norm of the
+//! - Gradient clipping by global norm: [`DistributedModel::clip_grad_norm`]; if the model is a part of a larger one, by the norm of the
 //!   larger one: [`Fsdp::set_norm_over`].
 //! - Checking that replicas of the shards are equal: [`Fsdp::check_parameters`] reports the parameter, element and rank that
 //!   differ.
 //! - Memory accounting: [`Fsdp::memory`] and [`Fsdp::activation_bytes`].
-//! - Checkpoint and resume: [`Fsdp::save_checkpoint`] and [`Fsdp::load_checkpoint`], also at a different number of ranks;
-//!   [`full_tensors`] reads such a checkpoint without ranks.
+//! - Checkpoint and resume: [`DistributedModel::save_checkpoint`] and [`DistributedModel::load_checkpoint`], also at a different
+//!   number of ranks or with another strategy; [`strategy::checkpoint::CheckpointReader`] reads such a checkpoint without ranks.
 //! - Initial values from files: with [`UnitBuilder::reading`] each rank reads only what it keeps, whereas the builder given
 //!   to [`Fsdp::new`] is asked for whole parameters.
-//! - Exchanging weights with other programs: [`Fsdp::load_full`] reads each rank's shard from a safetensors file,
-//!   [`Fsdp::save_full`] writes one.
+//! - Exchanging weights with other programs: [`DistributedModel::load_full`] reads each rank's shard from a safetensors file,
+//!   [`DistributedModel::save_full`] writes one.
 //!
 //! # How it works
 //!
@@ -105,9 +105,9 @@ mod hook;
 mod layout;
 mod memory;
 mod model;
+mod pieces;
 mod replicas;
 mod sharding;
-mod state;
 mod storage;
 mod unit;
 mod units;
@@ -120,6 +120,6 @@ pub use config::{FsdpConfig, MixedPrecision, Strategy, UnitConfig};
 pub use error::{Error, Result};
 pub use memory::{Bytes, Memory};
 pub use model::Fsdp;
-pub use state::full_tensors;
+pub use strategy::DistributedModel;
 pub use training::{LossScaler, LossScalerConfig, LossScalerState};
 pub use unit::{Outputs, Unit};

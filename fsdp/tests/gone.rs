@@ -6,7 +6,7 @@ mod common;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor};
 use candle_nn::Module;
 use common::{INPUTS, Mlp, on_ranks, values};
-use fsdp::{Error, FsdpConfig, Result, Strategy};
+use fsdp::{DistributedModel, Error, FsdpConfig, Result, Strategy};
 
 /// Where rank 1 dies.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -6,7 +6,7 @@ mod common;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, VarMap, linear};
 use common::{Comm, Mlp, on_all_ranks, on_ranks, values};
-use fsdp::{Fsdp, FsdpConfig, MixedPrecision, Result, Unit, UnitBuilder};
+use fsdp::{DistributedModel, Fsdp, FsdpConfig, MixedPrecision, Result, Unit, UnitBuilder};
 
 fn vb() -> VarBuilder<'static> {
     VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu)

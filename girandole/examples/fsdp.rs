@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Linear, Module, Optimizer, linear, loss};
+use girandole::DistributedModel;
 use girandole::comm::Communicator;
 use girandole::fsdp::{Fsdp, FsdpConfig, Unit, UnitBuilder};
 use girandole::launch::{self, RankContext};

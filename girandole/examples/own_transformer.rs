@@ -15,7 +15,7 @@ use girandole::training::build::{
     Builder, Division, Linear, LinearConfig, Model, Part, Unit, Units, Vocabulary,
 };
 use girandole::training::{Adam, AdamConfig};
-use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
+use girandole::{DistributedModel, InitialWeights, Layout, Parallel, ParallelConfig};
 
 const TOKENS: usize = 40;
 const LENGTH: usize = 16;

@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Activation, Optimizer, Sequential, VarBuilder, VarMap, linear, seq};
+use girandole::DistributedModel;
 use girandole::comm::{Communicator, ReduceOp};
 use girandole::ddp::{Ddp, DdpConfig};
 use girandole::launch::{self, RankContext};

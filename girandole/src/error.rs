@@ -93,6 +93,9 @@ pub enum Error {
     /// An error of `comm`.
     #[error(transparent)]
     Comm(#[from] comm::Error),
+    /// An error of `strategy`.
+    #[error(transparent)]
+    Strategy(strategy::Error),
     /// An error of `ddp`.
     #[error(transparent)]
     Ddp(#[from] ddp::Error),
@@ -117,6 +120,18 @@ pub enum Error {
     /// An error of candle, from computing the model.
     #[error(transparent)]
     Candle(candle_core::Error),
+}
+
+impl From<strategy::Error> for Error {
+    fn from(error: strategy::Error) -> Self {
+        match error {
+            strategy::Error::Invalid { what, got, help } => Self::Invalid { what, got, help },
+            strategy::Error::File { path, problem } => Self::File { path, problem },
+            strategy::Error::PeerFailed { rank, reason } => Self::PeerFailed { rank, reason },
+            strategy::Error::Comm(error) => Self::Comm(error),
+            error => Self::Strategy(error),
+        }
+    }
 }
 
 impl From<training::Error> for Error {

@@ -5,10 +5,11 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use models::{CausalLm, FolderConfig, FolderWriter, Lora, Weights};
+use strategy::checkpoint::CheckpointReader;
+use strategy::{DistributedModel, with_keep_alive};
 use training::{Checkpoint, CheckpointConfig, Checkpoints};
 
 use crate::agreement::all_agree;
-use crate::checkpoint::{CheckpointReader, with_keep_alive};
 use crate::{Error, Parallel, Result};
 
 /// Folder for the ranks' parts until the model folder is written.
@@ -81,9 +82,9 @@ impl Parallel<CausalLm> {
         let first = all_agree(world, if world.rank() == 0 { open().map(Some) } else { Ok(None) })?;
         let checkpoints = all_agree(world, first.map_or_else(open, Ok))?;
         let snapshot = all_agree(world, self.snapshot(None))?;
-        snapshot.write(world, &checkpoints, &Checkpoint::default())?;
+        snapshot.write(&[world], &checkpoints, &Checkpoint::default())?;
         let is_first = world.rank() == 0;
-        with_keep_alive(world, || {
+        with_keep_alive(&[world], || {
             if !is_first {
                 return Ok(());
             }

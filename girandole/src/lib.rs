@@ -69,20 +69,21 @@
 
 mod agreement;
 mod batch;
-pub mod checkpoint;
 mod error;
 mod folder;
 mod layout;
 mod mesh;
 pub mod parallel;
-mod region;
 pub mod trainer;
 
-pub use {comm, ddp, fsdp, launch, models, ops, pipeline, report, sampler, tensor_parallel, training};
+pub use {
+    comm, ddp, fsdp, launch, models, ops, pipeline, report, sampler, strategy, tensor_parallel, training,
+};
 
 pub use batch::Batch;
 pub use error::{Error, Result};
 pub use layout::Layout;
 pub use parallel::{Evaluation, Parallel, ParallelConfig, StagesForward, Step};
+pub use strategy::{DistributedModel, checkpoint};
 pub use tensor_parallel::Weights as InitialWeights;
 pub use training::build::Recompute;

@@ -114,36 +114,18 @@ pub enum Error {
     /// has not been declared which.
     #[error(
         "{what} needs to know of which variables the tensor-parallel ranks have parts: call \
-         `pipeline.set_divided(|name| shards.is_divided(name))` once, after the pipeline is made"
+         `pipeline.set_divided(|name| shards.divided(name))` once, after the pipeline is made"
     )]
     DividedUnknown {
         /// The operation that needs to know.
         what: &'static str,
     },
-    /// A gradient contains a NaN or an infinity. Every rank returns this same error.
-    #[error(
-        "the gradient of {parameter} on rank {rank} is not finite, all gradients together have a norm of {norm}; none was \
-         changed: skip the step, or look for the cause"
-    )]
-    NotFinite {
-        /// The first such variable.
-        parameter: String,
-        /// The first rank that has such a gradient; rank in the whole job.
-        rank: usize,
-        /// The norm of all gradients together.
-        norm: f64,
-    },
     /// The values of a variable differ between ranks that hold it. Every rank returns this same error, and may continue.
     #[error(transparent)]
     ParametersDiffer(#[from] Box<ParameterDifference>),
-    /// A checkpoint that is not damaged, but does not match the model.
-    #[error("the checkpoint {} does not fit: {problem}", folder.display())]
-    Checkpoint {
-        /// The checkpoint.
-        folder: std::path::PathBuf,
-        /// What does not match.
-        problem: String,
-    },
+    /// An error of what the strategies share, such as checkpoints.
+    #[error(transparent)]
+    Strategy(strategy::Error),
     /// A failure in the `training` crate: e.g. a checkpoint that cannot be written or is damaged.
     #[error(transparent)]
     Training(Arc<training::Error>),
@@ -199,6 +181,7 @@ impl Error {
     pub fn is_peer_failure(&self) -> bool {
         match self {
             Error::Comm(error) => error.is_peer_failure(),
+            Error::Strategy(error) => error.is_peer_failure(),
             Error::PeerFailed { .. } => true,
             _ => false,
         }
@@ -222,4 +205,4 @@ impl From<comm::Error> for Error {
     }
 }
 
-comm::error_conversions!(Error);
+strategy::error_conversions!(Error);

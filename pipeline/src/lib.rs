@@ -55,8 +55,7 @@
 
 mod agreement;
 mod average;
-mod checkpoint;
-mod clip;
+mod compare;
 mod config;
 mod error;
 mod executor;
@@ -64,6 +63,7 @@ mod first_audit;
 mod groups;
 mod links;
 mod modules;
+mod pieces;
 mod pipeline;
 mod replicas;
 mod schedule;
@@ -72,7 +72,6 @@ mod split;
 mod stage;
 mod tied;
 mod units;
-mod whole;
 
 pub use config::PipelineConfig;
 pub use error::{Error, Result};
@@ -80,3 +79,4 @@ pub use modules::Modules;
 pub use pipeline::{Pipeline, Step};
 pub use schedule::{Action, ActionKind, Durations, Plan, Schedule, ScheduleKind, Span, Table};
 pub use split::{Cost, Split};
+pub use strategy::DistributedModel;

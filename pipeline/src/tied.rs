@@ -1,6 +1,7 @@
 //! Tied variables: several variables, possibly in different stages, that are one parameter, such as an embedding that is also
 //! the output layer.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{Tensor, Var};
@@ -65,6 +66,15 @@ pub(crate) fn tie(
     Ok(ties)
 }
 
+/// Returns, for each tied variable but the first of its set, the name of the first one.
+pub(crate) fn roots(pairs: &[(String, String)]) -> HashMap<String, String> {
+    let of_set = |names: Vec<&str>| -> Vec<(String, String)> {
+        let later = names.iter().skip(1);
+        later.map(|name| (name.to_string(), names[0].to_string())).collect()
+    };
+    sets(pairs).into_iter().flat_map(of_set).collect()
+}
+
 /// Returns the sets of names that are connected by pairs, each in order of first mention.
 fn sets(pairs: &[(String, String)]) -> Vec<Vec<&str>> {
     let mut sets: Vec<Vec<&str>> = Vec::new();
@@ -99,12 +109,6 @@ impl Tie {
     /// Returns the group of the ranks that have variables of the set; `None` if this rank has all of them.
     pub(crate) fn group(&self) -> Option<&Arc<dyn Communicator>> {
         self.group.as_ref()
-    }
-
-    /// Returns the variables that must not be counted on this rank: of a set, only the first one is counted.
-    pub(crate) fn uncounted(&self) -> &[Var] {
-        let is_first = self.group.as_ref().is_none_or(|group| group.rank() == 0);
-        &self.vars[usize::from(is_first).min(self.vars.len())..]
     }
 
     /// Returns this rank's variables, and the group of ranks that have variables of the set.

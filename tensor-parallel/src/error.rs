@@ -1,6 +1,5 @@
 //! The crate's error type.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use comm::{LineDifference, ParameterDifference};
@@ -57,19 +56,6 @@ pub enum Error {
          `optimizer.backward_step(&loss)`"
     )]
     OutsideBackward,
-    /// A gradient contains a NaN or an infinity. Every rank returns this same error.
-    #[error(
-        "the gradient of parameter {parameter} on rank {rank} is not finite, all gradients together have a norm of {norm}; none was \
-         changed: skip the step, or look for the cause"
-    )]
-    NotFinite {
-        /// The first such parameter, in order of construction.
-        parameter: String,
-        /// The first rank that has such a gradient; rank in the whole job.
-        rank: usize,
-        /// The norm of all gradients together.
-        norm: f64,
-    },
     /// The values of a parameter, or of a part of it, differ between ranks that hold the same. Every rank returns this same
     /// error, and may continue.
     #[error(transparent)]
@@ -81,26 +67,6 @@ pub enum Error {
     )]
     Panicked,
 
-    // ---- files ----
-    /// A file that cannot be written, or a checkpoint that cannot be used.
-    #[error("cannot {action} {}: {reason}", path.display())]
-    File {
-        /// `write` or `go on from`.
-        action: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The operating system's reason.
-        reason: String,
-    },
-    /// A rank failed to write or read a file.
-    #[error("rank {rank} {reason}")]
-    PeerFile {
-        /// That rank.
-        rank: usize,
-        /// Its error message.
-        reason: String,
-    },
-
     // ---- errors of other crates ----
     /// A candle operation failed.
     #[error("{source}")]
@@ -108,6 +74,9 @@ pub enum Error {
         /// Candle's error.
         source: Arc<candle_core::Error>,
     },
+    /// An error of what the strategies share, such as checkpoints.
+    #[error(transparent)]
+    Strategy(strategy::Error),
     /// A failure in the `training` crate, e.g. in reading a file or a checkpoint.
     #[error(transparent)]
     Training(Arc<training::Error>),
@@ -129,7 +98,8 @@ impl Error {
     pub fn is_peer_failure(&self) -> bool {
         match self {
             Error::Comm(error) => error.is_peer_failure(),
-            Error::PeerBuild { .. } | Error::PeerFile { .. } => true,
+            Error::Strategy(error) => error.is_peer_failure(),
+            Error::PeerBuild { .. } => true,
             _ => false,
         }
     }
@@ -139,7 +109,7 @@ impl Error {
     }
 }
 
-comm::error_conversions!(Error);
+strategy::error_conversions!(Error);
 
 impl From<candle_core::Error> for Error {
     fn from(source: candle_core::Error) -> Self {

@@ -12,7 +12,7 @@
 //! use candle_core::{DType, Device, Tensor};
 //! use candle_nn::Optimizer;
 //! use comm::{Local, Mesh};
-//! use tensor_parallel::{LanguageModel, LanguageModelConfig, TensorParallel, TensorParallelConfig, Weights};
+//! use tensor_parallel::{DistributedModel, LanguageModel, LanguageModelConfig, TensorParallel, TensorParallelConfig, Weights};
 //! use training::{Adam, AdamConfig};
 //!
 //! let sizes = LanguageModelConfig { vocab_size: 20, d_model: 8, num_heads: 2, num_layers: 1, max_len: 6, ..Default::default() };
@@ -47,8 +47,7 @@
 mod agreement;
 mod averaging;
 mod builder;
-mod checkpoint;
-mod clip;
+mod compare;
 mod context;
 mod division;
 mod error;
@@ -57,13 +56,12 @@ mod layer;
 mod op;
 mod parallel;
 mod parameter;
+mod pieces;
 mod random;
-mod save;
 mod shards;
 mod source;
 mod split;
 mod units;
-mod visit;
 
 pub use builder::{ShardBuilder, WeightParts, Weights};
 pub use context::{Context, TensorParallelConfig};
@@ -79,3 +77,4 @@ pub use parameter::Parameter;
 pub use random::RandomStreams;
 pub use shards::Shards;
 pub use split::Split;
+pub use strategy::DistributedModel;

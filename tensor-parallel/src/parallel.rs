@@ -88,12 +88,12 @@ impl<M> TensorParallel<M> {
     /// # Errors
     /// The first cause, if an earlier backward failed.
     pub fn model(&self) -> Result<&M> {
-        self.check()?;
+        self.check_failed()?;
         Ok(&self.model)
     }
 
     /// Returns the first failure of an earlier backward.
-    pub(crate) fn check(&self) -> Result<()> {
+    pub(crate) fn check_failed(&self) -> Result<()> {
         lock(&self.failed).clone().map_or(Ok(()), Err)
     }
 
@@ -217,7 +217,7 @@ impl<M> TensorParallel<M> {
 
     /// Runs a backward, whose failure makes the model unusable.
     fn pass<T>(&self, backward: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.check()?;
+        self.check_failed()?;
         let fail = |error: Error| lock(&self.failed).get_or_insert(error).clone();
         own_backward(backward, || drop(fail(Error::Panicked))).map_err(fail)
     }

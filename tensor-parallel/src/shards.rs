@@ -133,10 +133,11 @@ impl Shards {
         self.source.context()
     }
 
-    /// Returns whether each rank has only a part of the variable of this name, for code that counts or compares each
-    /// parameter once: `Pipeline::set_divided`. Known once the variable has been requested.
-    pub fn is_divided(&self, name: &str) -> bool {
-        lock(&self.held).get(name).is_some_and(|held| held.is_divided)
+    /// Returns the shape of the whole variable, and which of its elements this rank has, if each rank has only a part of it: for
+    /// code that counts, compares or saves each parameter once, as `Pipeline::set_divided`. Known once the variable has been
+    /// requested.
+    pub fn divided(&self, name: &str) -> Option<(Vec<usize>, Runs)> {
+        lock(&self.held).get(name).filter(|held| held.is_divided).map(|held| (held.dims.clone(), held.runs))
     }
 
     /// Returns the shape of the whole variable, and which of its elements this rank has. Known once the variable has been

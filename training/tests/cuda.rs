@@ -12,8 +12,6 @@ use ops::{
     columns, cross_entropy, embedding, linear_cross_entropy,
 };
 use sampler::Generator;
-use sampler::Generator;
-use training::{Adam, AdamConfig};
 use training::{Adam, AdamConfig};
 
 const DTYPES: [(DType, f64); 3] = [(DType::F32, 1e-5), (DType::BF16, 0.03), (DType::F16, 0.004)];

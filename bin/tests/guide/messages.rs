@@ -8,12 +8,13 @@ use crate::sources::code;
 use crate::texts::{first_text, rust_files};
 
 /// Source folders of all crates.
-pub(crate) const SOURCES: [&str; 15] = [
+pub(crate) const SOURCES: [&str; 16] = [
     "sampler/src",
     "comm/src",
     "launch/src",
     "ops/src",
     "training/src",
+    "strategy/src",
     "ddp/src",
     "fsdp/src",
     "tensor-parallel/src",

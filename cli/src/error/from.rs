@@ -8,6 +8,15 @@ impl From<comm::Error> for Error {
     }
 }
 
+impl From<strategy::Error> for Error {
+    fn from(error: strategy::Error) -> Self {
+        match error {
+            strategy::Error::Comm(error) => Error::Comm(error),
+            error => Error::Strategy(error),
+        }
+    }
+}
+
 impl From<tensor_parallel::Error> for Error {
     fn from(error: tensor_parallel::Error) -> Self {
         match error {
@@ -43,6 +52,7 @@ impl From<girandole::Error> for Error {
             }
             girandole::Error::Differ(difference) => Error::Differ(difference),
             girandole::Error::Comm(error) => error.into(),
+            girandole::Error::Strategy(error) => error.into(),
             girandole::Error::Ddp(error) => error.into(),
             girandole::Error::Fsdp(error) => error.into(),
             girandole::Error::TensorParallel(error) => error.into(),

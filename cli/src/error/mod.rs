@@ -156,6 +156,9 @@ pub enum Error {
     /// Sharded training.
     #[error(transparent)]
     Fsdp(#[from] fsdp::Error),
+    /// An error of what the strategies share, such as checkpoints.
+    #[error(transparent)]
+    Strategy(strategy::Error),
     /// Tensor parallelism.
     #[error(transparent)]
     TensorParallel(tensor_parallel::Error),
@@ -226,6 +229,7 @@ impl Error {
             // A rank of this command found an option or file that cannot be used.
             Error::Comm(comm::Error::Worker(failure)) if failure.status == ExitKind::Code(2) => 2,
             Error::Comm(error) => error.exit_code(),
+            Error::Strategy(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Pipeline(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Ddp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Fsdp(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
@@ -252,14 +256,27 @@ impl Error {
     /// True for a damaged checkpoint: a retry would find the same damage.
     fn is_damage(&self) -> bool {
         self.fallback_checkpoint().is_some()
-            || matches!(self, Error::Pipeline(pipeline::Error::Checkpoint { .. }))
+            || matches!(self.of_strategy(), Some(strategy::Error::File { .. }))
+    }
+
+    /// Returns the error if it is of what the strategies share.
+    fn of_strategy(&self) -> Option<&strategy::Error> {
+        match self {
+            Error::Strategy(error)
+            | Error::Ddp(ddp::Error::Strategy(error))
+            | Error::Fsdp(fsdp::Error::Strategy(error))
+            | Error::TensorParallel(tensor_parallel::Error::Strategy(error))
+            | Error::Pipeline(pipeline::Error::Strategy(error)) => Some(error),
+            _ => None,
+        }
     }
 
     /// Returns, for a damaged checkpoint found by any crate, the undamaged one to fall back on.
     pub(crate) fn fallback_checkpoint(&self) -> Option<&Fallback> {
         let error = match self {
             Error::Training(error) => error,
-            Error::Fsdp(fsdp::Error::Training(error))
+            Error::Strategy(strategy::Error::Training(error))
+            | Error::Fsdp(fsdp::Error::Training(error))
             | Error::TensorParallel(tensor_parallel::Error::Training(error))
             | Error::Pipeline(pipeline::Error::Training(error)) => error,
             _ => return None,

@@ -4,6 +4,7 @@ use candle_core::{Device, Tensor};
 use comm::broadcast_object;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use strategy::checkpoint::extra;
 use training::{Checkpoint, Checkpoints, Contents};
 
 use crate::error::{Error, Result};
@@ -21,6 +22,7 @@ const LOSSES: &str = "losses";
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Extra {
     /// Identity of the run that wrote it.
+    #[serde(rename = "settings")]
     pub(super) run: RunIdentity,
     #[serde(default)]
     batch: usize,
@@ -30,9 +32,8 @@ pub(super) struct Extra {
 }
 
 impl Extra {
-    /// Deserializes it. In a checkpoint written in parts by several ranks, it is nested one level deeper.
-    fn of(extra: &Value) -> Result<Self> {
-        serde_json::from_value(extra.get("extra").unwrap_or(extra).clone())
+    fn of(extra: Option<&Value>) -> Result<Self> {
+        serde_json::from_value(extra.cloned().unwrap_or_default())
             .map_err(|reason| checkpoint_mismatch(format!("it was not written by this program: {reason}")))
     }
 }
@@ -71,8 +72,9 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let _span = tracing::info_span!("checkpoint").entered();
         let checkpoint = self.snapshot(&schedule.run, taken, log, observer)?;
         match self.strategy.kept() {
+            CheckpointForm::Not => drop(schedule.checkpoints.save(&checkpoint)?),
+            CheckpointForm::Whole(model) => model.save(&schedule.checkpoints, checkpoint)?,
             CheckpointForm::Parts(model) => model.save(&schedule.checkpoints, checkpoint)?,
-            _ => drop(schedule.checkpoints.save(&checkpoint)?),
         }
         self.schedule = Some(CheckpointSchedule { last: Some(self.at.step), ..schedule });
         Ok(())
@@ -119,8 +121,10 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         observer: &mut dyn Observer,
     ) -> Result<usize> {
         let (epoch, step, sampler, extra) = match saved {
-            Saved::Whole(Checkpoint { epoch, step, sampler, extra, .. })
-            | Saved::Parts(Contents { epoch, step, sampler, extra, .. }) => (*epoch, *step, sampler, extra),
+            Saved::Whole(Checkpoint { epoch, step, sampler, extra, .. }) => {
+                (*epoch, *step, sampler, Some(extra))
+            }
+            Saved::Parts(contents) => (contents.epoch, contents.step, &contents.sampler, extra(contents)),
         };
         let Extra { run, batch, observer: observed, log: logged } = Extra::of(extra)?;
         let at = Position { epoch: epoch as usize, batch, step: step as usize };
@@ -146,8 +150,8 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
 pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Option<Contents>> {
     let found = options.choose(Checkpoints::latest, |checkpoints, folder| checkpoints.contents(folder))?;
     if let Some(contents) = &found {
-        agree_on_command(&run.command, &contents.extra, options)?;
-        let Extra { run: saved, batch, .. } = Extra::of(&contents.extra)?;
+        agree_on_command(&run.command, contents, options)?;
+        let Extra { run: saved, batch, .. } = Extra::of(extra(contents))?;
         let at = Position { epoch: contents.epoch as usize, batch, step: contents.step as usize };
         check_options(run, &saved, at, options)?;
     }
@@ -176,11 +180,8 @@ pub fn first_choice(
 ///
 /// # Errors
 /// It is of another command.
-pub fn agree_on_command(own: &str, extra: &Value, options: &CheckpointOptions) -> Result<()> {
-    // In a checkpoint written in parts, the run's state is nested under `extra`. Language models store the command
-    // among their settings.
-    let places = ["/run/command", "/extra/run/command", "/extra/settings/command"];
-    let command = places.iter().find_map(|at| extra.pointer(at)?.as_str());
+pub fn agree_on_command(own: &str, contents: &Contents, options: &CheckpointOptions) -> Result<()> {
+    let command = extra(contents).and_then(|extra| extra["settings"]["command"].as_str());
     let Some(command) = command.filter(|command| *command != own) else { return Ok(()) };
     let (option, got) = options.source();
     let help = format!("that is of the command {command}, and this is {own}");

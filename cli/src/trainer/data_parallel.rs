@@ -11,16 +11,15 @@ use ddp::Ddp;
 use ops::activation_bytes;
 use report::counted;
 use report::metrics::MemoryUse;
-use training::{OptimizerState, named_vars};
+use strategy::DistributedModel;
+use strategy::checkpoint::{MODEL, OPTIMIZER};
+use training::{Checkpoint, Checkpoints, OptimizerState, named_vars};
 
 use crate::error::Result;
 use crate::held::{bytes, gradient_bytes};
 
 use super::checkpoint_mismatch;
 use super::{CheckpointForm, Position, Sets, StepRandom, Strategy, Whole};
-
-const MODEL: &str = "model";
-const OPTIMIZER: &str = "optimizer";
 
 /// A data-parallel model with its optimizer and its loss.
 pub struct DataParallel<M, B, O, L> {
@@ -132,6 +131,12 @@ where
             (MODEL.to_string(), vars),
             (OPTIMIZER.to_string(), self.optimizer.state()?.into_iter().collect()),
         ]))
+    }
+
+    fn save(&self, to: &Checkpoints, mut checkpoint: Checkpoint) -> Result<()> {
+        checkpoint.tensors.retain(|name, _| ![MODEL, OPTIMIZER].contains(&name.as_str()));
+        self.ddp.save_alone(to, Some(&self.optimizer), &checkpoint)?;
+        Ok(())
     }
 
     fn set(&mut self, sets: &Sets) -> Result<()> {

@@ -8,6 +8,7 @@ use candle_nn::Optimizer;
 use comm::{Communicator, Mesh, Stats};
 use ops::activation_bytes;
 use report::metrics::MemoryUse;
+use strategy::DistributedModel;
 use tensor_parallel::TensorParallel;
 use training::{Adam, Checkpoint, Checkpoints, Contents};
 

@@ -7,6 +7,7 @@ use candle_nn::Optimizer;
 use comm::Stats;
 use fsdp::{Fsdp, LossScaler, LossScalerState};
 use report::metrics::MemoryUse;
+use strategy::DistributedModel;
 use training::{Adam, Checkpoint, Checkpoints, Contents};
 
 use crate::error::Result;

@@ -8,6 +8,7 @@ use candle_nn::Optimizer;
 use comm::{Communicator, Stats, broadcast_object};
 use pipeline::Pipeline;
 use report::metrics::MemoryUse;
+use strategy::DistributedModel;
 use training::{Checkpoint, Checkpoints, Contents, OptimizerState};
 
 use crate::error::Result;

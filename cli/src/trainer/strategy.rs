@@ -85,6 +85,12 @@ pub trait Whole {
     /// An optimizer whose state cannot be read.
     fn tensors(&self) -> Result<Sets>;
 
+    /// Writes a checkpoint, on this rank alone; the tensors of [`tensors`](Self::tensors) in it are not used.
+    ///
+    /// # Errors
+    /// Files that cannot be written.
+    fn save(&self, to: &Checkpoints, checkpoint: Checkpoint) -> Result<()>;
+
     /// Restores the tensors.
     ///
     /// # Errors

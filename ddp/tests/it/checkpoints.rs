@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, Optimizer, VarBuilder, VarMap, linear};
-use ddp::{Ddp, DdpConfig, Error, Result};
+use ddp::{Ddp, DdpConfig, DistributedModel, Error, Result};
 use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, Sgd, SgdConfig};
 
 use crate::common::{Comm, on_all_ranks, values};
@@ -52,10 +52,10 @@ fn an_interrupted_run_ends_as_an_undisturbed_one_on_any_number_of_ranks() {
     });
     let latest = kept.latest().unwrap().unwrap();
     assert!(undisturbed.iter().all(|(written, _)| *written == latest.folder));
-    assert_eq!(latest.files.keys().collect::<Vec<_>>(), ["mine", "model", "optimizer"]);
+    assert_eq!(latest.files.keys().collect::<Vec<_>>(), ["mine", "rank-00000"]);
     for ranks in [1, 2, 3] {
         for resumed in on_all_ranks(ranks, |comm| {
-            let ddp = model(comm, 3)?;
+            let mut ddp = model(comm, 3)?;
             let mut adam = adam(&ddp)?;
             assert_eq!(ddp.load_checkpoint(&latest, Some(&mut adam))?, "best");
             train(&ddp, &mut adam, latest.step..9)?;
@@ -74,7 +74,7 @@ fn what_does_not_fit_changes_nothing_on_any_rank() {
     on_all_ranks(2, |comm| model(comm, 3)?.save_checkpoint(&kept, None, &Checkpoint::default()));
     let latest = kept.latest().unwrap().unwrap();
     for (message, own) in on_all_ranks(2, |comm| {
-        let (ddp, before) = {
+        let (mut ddp, before) = {
             let ddp = model(comm, 3)?;
             let before = weights(&ddp);
             (ddp, before)
@@ -91,17 +91,17 @@ fn what_does_not_fit_changes_nothing_on_any_rank() {
     for message in
         on_all_ranks(2, |comm| Ok(model(comm, 4)?.load_checkpoint(&latest, None).unwrap_err().to_string()))
     {
-        assert!(message.contains("tensor `weight` is F32 [2, 3], expected F32 [2, 4]"), "{message}");
+        assert!(message.contains("its weight is [2, 3], and the model's is [2, 4]"), "{message}");
     }
-    let damaged = latest.path("model");
+    let damaged = latest.path("rank-00000");
     let mut bytes = std::fs::read(&damaged).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&damaged, bytes).unwrap();
     let found = on_all_ranks(2, |comm| {
-        let ddp = model(comm, 3)?;
+        let mut ddp = model(comm, 3)?;
         let mut sgd = Sgd::named(ddp.named_vars(), SgdConfig::default())?;
         Ok(ddp.load_checkpoint(&latest, Some(&mut sgd)).unwrap_err())
     });
-    assert!(matches!(&found[1], Error::PeerFile { rank: 0, .. }), "{found:?}");
+    assert!(matches!(&found[1], Error::Strategy(strategy::Error::PeerFailed { rank: 0, .. })), "{found:?}");
     assert!(found.iter().all(|error| error.to_string().contains("cannot be trusted")), "{found:?}");
 }

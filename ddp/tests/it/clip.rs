@@ -4,7 +4,7 @@ use crate::common::training::alone as model_alone;
 use crate::common::{INPUTS, Mlp, OUTPUTS, assert_close, numbers, on_all_ranks, parameters_of, values};
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{Module, Optimizer, SGD, loss};
-use ddp::{CommHook, DdpConfig, PowerSgdConfig};
+use ddp::{CommHook, DdpConfig, DistributedModel, PowerSgdConfig};
 use training::clip_grad_norm;
 
 const MAX_NORM: f64 = 0.1;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{BatchNorm, Init, Linear, VarBuilder, VarMap, batch_norm, linear};
-use ddp::{Ddp, DdpConfig, Error, Result};
+use ddp::{Ddp, DdpConfig, DistributedModel, Error, Result};
 
 use crate::common::{Comm, on_all_ranks};
 
@@ -83,7 +83,10 @@ fn everything_is_shown_on_the_first_rank() {
         Ok(seen.unwrap_err())
     });
     assert!(refused[0].to_string().contains("no fc.weight"), "{refused:?}");
-    assert!(matches!(&refused[1], Error::PeerFile { rank: 0, .. }), "{refused:?}");
+    assert!(
+        matches!(&refused[1], Error::Strategy(strategy::Error::PeerFailed { rank: 0, .. })),
+        "{refused:?}"
+    );
 }
 
 #[test]
@@ -146,7 +149,7 @@ fn a_rank_without_the_file_stops_all() {
         Ok((ddp.load_full(own).unwrap_err(), held(&ddp)))
     });
     assert!(
-        matches!(&found[0].0, Error::PeerFile { rank: 1, reason } if reason.contains("cannot read ")),
+        matches!(&found[0].0, Error::Strategy(strategy::Error::PeerFailed { rank: 1, reason }) if reason.contains("cannot read ")),
         "{found:?}"
     );
     assert!(found[1].0.to_string().starts_with("cannot read "), "{found:?}");

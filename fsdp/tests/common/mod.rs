@@ -8,7 +8,9 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{AdamW, Linear, Module, Optimizer, ParamsAdamW, SGD, VarBuilder, VarMap, linear};
 use comm::{Communicator, InitMethod, Local, LocalConfig, Secret, Tcp, TcpConfig};
-use fsdp::{Fsdp, FsdpConfig, Result, Unit, UnitBuilder};
+use fsdp::{DistributedModel, Fsdp, FsdpConfig, Result, Unit, UnitBuilder};
+use strategy::checkpoint::{MODEL, read_whole};
+use training::Contents;
 
 pub(crate) type Comm = Arc<dyn Communicator>;
 
@@ -169,9 +171,25 @@ impl Module for Alone {
     }
 }
 
+/// Returns all parameters, then all buffers, on rank 0; nothing on the other ranks.
+pub(crate) fn full_state<M>(fsdp: &Fsdp<M>) -> Result<Vec<(String, Tensor)>> {
+    let mut all = Vec::new();
+    fsdp.visit_full(|name, tensor| {
+        all.push((name.to_string(), tensor));
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+/// Returns all parameters and buffers of a checkpoint, whole.
+pub(crate) fn full_tensors(contents: &Contents) -> strategy::Result<Vec<(String, Tensor)>> {
+    let mut whole = read_whole(contents)?;
+    Ok(whole.tensors.remove(MODEL).unwrap_or_default().into_iter().collect())
+}
+
 /// Returns all parameters, sorted by name, on rank 0; nothing on the other ranks.
 pub(crate) fn parameters<M>(fsdp: &Fsdp<M>) -> Result<Vec<f64>> {
-    let mut all = fsdp.full_state()?.unwrap_or_default();
+    let mut all = full_state(fsdp)?;
     all.sort_by_key(|(name, _)| name.clone());
     Ok(numbers(all.iter().map(|(_, tensor)| tensor)))
 }

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use crate::common::{Comm, numbers, on_all_ranks, values};
+use crate::common::{Comm, full_state, full_tensors, numbers, on_all_ranks, values};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{BatchNorm, Linear, ModuleT, VarBuilder, VarMap, batch_norm, linear};
-use fsdp::{Fsdp, FsdpConfig, MixedPrecision, Result, Unit, full_tensors};
+use fsdp::{DistributedModel, Fsdp, FsdpConfig, MixedPrecision, Result, Unit};
 use training::{Checkpoint, CheckpointConfig, Checkpoints};
 
 const NAMES: [&str; 6] =
@@ -73,7 +73,7 @@ fn buffers_have_a_dtype_of_their_own_and_files_may_have_another() {
                 let x = values(1, &[5, 3], DType::F64);
                 assert!(net_with(comm.clone(), &config)?.forward_t(&x, true).is_err());
                 let config = FsdpConfig { buffer_dtype: Some(DType::F32), ..config };
-                let net = net_with(comm, &config)?;
+                let mut net = net_with(comm, &config)?;
                 net.forward_t(&x, true)?;
                 match whole {
                     true => net.load_full(&path)?,
@@ -116,7 +116,7 @@ fn checkpoints_have_them() {
     let contents = checkpoints(folder.path()).latest().expect("whole").expect("there");
     for ranks in 1..=4 {
         let read = on_all_ranks(ranks, |comm| {
-            let net = net(comm)?;
+            let mut net = net(comm)?;
             net.load_checkpoint(&contents, None)?;
             Ok(statistics(&net))
         });
@@ -221,7 +221,7 @@ fn tables_of_indices_keep_their_dtype() {
             let rows: &Unit<(Tensor, Tensor)> = net.model()?;
             let picked = numbers([&rows.run(|(w, ids)| w.index_select(ids, 0))?]);
             net.save_full(&path)?;
-            let (mut visited, all) = (Vec::new(), net.full_state()?.unwrap_or_default());
+            let (mut visited, all) = (Vec::new(), full_state(&net)?);
             net.visit_full(|name, tensor| {
                 visited.push((name.to_string(), tensor.dtype()));
                 Ok(())

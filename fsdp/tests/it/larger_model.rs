@@ -4,7 +4,7 @@ use crate::common::{INPUTS, Mlp, builder, numbers, on_all_ranks, values};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, VarBuilder};
 use comm::Mesh;
-use fsdp::{Fsdp, FsdpConfig, LossScaler, LossScalerConfig};
+use fsdp::{DistributedModel, Fsdp, FsdpConfig, LossScaler, LossScalerConfig};
 use training::{clip_grad_norm, grad_norm};
 
 const MAX_NORM: f64 = 0.1;

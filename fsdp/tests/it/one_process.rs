@@ -7,7 +7,7 @@ use crate::common::{
 use candle_core::{DType, Tensor};
 use candle_nn::{Module, loss};
 use comm::Mesh;
-use fsdp::{Fsdp, FsdpConfig, Result, Strategy};
+use fsdp::{DistributedModel, Fsdp, FsdpConfig, Result, Strategy};
 use proptest::prelude::*;
 use training::clip_grad_norm;
 

@@ -4,7 +4,7 @@ use crate::common::{INPUTS, Mlp, builder, on_all_ranks, parameters, values};
 use candle_core::DType;
 use candle_nn::Module;
 use comm::Mesh;
-use fsdp::{Fsdp, FsdpConfig};
+use fsdp::{DistributedModel, Fsdp, FsdpConfig};
 use training::{Checkpoint, CheckpointConfig, Checkpoints};
 
 #[test]
@@ -23,7 +23,7 @@ fn other_axes_have_models_of_their_own() {
             let config = FsdpConfig::default();
             // Different values for each stage.
             let vb = builder(1 + stage as u64, DType::F64);
-            let fsdp = Fsdp::hybrid(&mesh, ("shard", "dp"), vb, &config, Mlp::new)?;
+            let mut fsdp = Fsdp::hybrid(&mesh, ("shard", "dp"), vb, &config, Mlp::new)?;
             let x = values(3, &[2, INPUTS], DType::F64);
             // The first stage runs forward twice.
             let y = if stage == 0 { fsdp.forward(&x)?.add(&fsdp.forward(&x)?)? } else { fsdp.forward(&x)? };

@@ -4,7 +4,7 @@ use crate::common::{INPUTS, Mlp, builder, on_all_ranks, values};
 use candle_core::{DType, Device};
 use candle_nn::{Init, Module, Optimizer, SGD, VarBuilder, VarMap};
 use comm::Mesh;
-use fsdp::{Error, Fsdp, FsdpConfig, Strategy};
+use fsdp::{DistributedModel, Error, Fsdp, FsdpConfig, Strategy};
 
 #[test]
 fn a_copy_that_differs_is_named_on_every_rank() {

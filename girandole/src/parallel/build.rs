@@ -9,11 +9,12 @@ use comm::{Communicator, Mesh};
 use ddp::Ddp;
 use fsdp::{Fsdp, UnitBuilder};
 use pipeline::Modules;
+use strategy::DistributedModel;
 use tensor_parallel::{Shards, TensorParallelConfig, Weights};
 use training::build::{Builder, Model, RangeReader, Recompute, UnitPlace, UnitSource};
 use training::{LossScaler, OnMissingGradient};
 
-use super::norm::tie_roots;
+use super::pieces::tie_roots;
 use super::stages::{PassedOn, Stages, WithoutLastUnit};
 use super::trained::trained;
 use super::{Kind, Parallel, ParallelConfig, Remake};
@@ -137,7 +138,8 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
             failed: None,
             remake,
         };
-        parallel.counted = parallel.find_counted()?;
+        let counted = parallel.pieces()?.into_iter().filter(|piece| piece.is_first && !piece.is_buffer);
+        parallel.counted = counted.map(|piece| piece.var.id()).collect();
         Ok(parallel)
     }
 }

@@ -3,6 +3,7 @@
 use candle_core::{DType, Device, Tensor, Var};
 use comm::{Operation, ReduceOp, all_gather_object};
 use ops::Precision;
+use strategy::DistributedModel;
 use training::build::Model;
 use training::internal::{CheckedLoss, CheckedPart, check_gradient_of};
 use training::{GradientCheck, GradientCheckConfig};
@@ -66,7 +67,7 @@ impl<M: Model> Parallel<M> {
             let is_trained = vars.iter().any(|(_, trained)| trained.id() == var.id());
             is_trained && var.dtype().is_float() && !config.is_frozen(name)
         };
-        let mut pieces = self.pieces();
+        let mut pieces = self.pieces()?;
         pieces.retain(|piece| is_checked(&piece.name, &piece.var));
         let own: Vec<_> =
             pieces.iter().map(|piece| (piece.name.clone(), piece.region.dims.clone())).collect();
@@ -101,7 +102,7 @@ impl<M: Model> CheckedLoss for InLayout<'_, M> {
     }
 
     fn sum(&mut self, numbers: &mut [f64]) -> Result<()> {
-        let groups = self.parallel.partition_groups()?;
+        let groups = self.parallel.partition_groups();
         for group in groups.into_iter().filter(|group| group.world_size() > 1) {
             let sum = Tensor::new(&*numbers, &Device::Cpu)?;
             group.run(Operation::AllReduce { tensor: sum.clone(), op: ReduceOp::Sum })?;

@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp};
 use ops::tape::scalar_with_gradient;
 use ops::{Documents, RowContext, RowKeys};
+use strategy::DistributedModel;
 use training::build::Model;
 
 use super::{Evaluation, Kind, Parallel};

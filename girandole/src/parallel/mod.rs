@@ -24,16 +24,16 @@ use fsdp::Fsdp;
 use tensor_parallel::Shards;
 use training::build::Model;
 use training::internal::GradSums;
-use training::{LossScaler, LossScalerState, named_vars};
+use training::{LossScaler, named_vars};
 
 use crate::Layout;
 
 pub use config::{IsTrained, ParallelConfig};
 pub(crate) use micro_batches::{MicroBatch, Prepared};
-pub use pieces::Piece;
 pub use stages::StagesForward;
 
 use stages::Stages;
+use strategy::DistributedModel;
 
 /// A model in a [`Layout`]: this rank's part of it, and its communication with other ranks.
 ///
@@ -137,13 +137,6 @@ impl<M: Model> Parallel<M> {
         self.scaler.as_ref()
     }
 
-    /// Sets the state of the loss scaler, if losses are scaled.
-    pub(crate) fn resume_loss_scale(&mut self, state: Option<LossScalerState>) {
-        if let (Some(scaler), Some(state)) = (&mut self.scaler, state) {
-            scaler.resume(state);
-        }
-    }
-
     /// Sets the number of the next step, which determines the random numbers of rows ([`RowKeys`](ops::RowKeys)),
     /// such as dropout's. By default steps count from 0; a run that resumes from a checkpoint, or repeats a step, must
     /// set it. The same on every rank.
@@ -225,11 +218,6 @@ impl<M: Model> Parallel<M> {
             *grads = GradSums::default().finish()?;
         }
         Ok(is_finite)
-    }
-
-    /// Fails with the first failure, if there was one.
-    pub(crate) fn check(&self) -> crate::Result<()> {
-        self.failed.as_ref().map_or(Ok(()), |first| Err(crate::Error::Failed { first: first.clone() }))
     }
 
     /// Whether a parameter has several dimensions: weights of layers and embeddings, which usually get weight decay,

@@ -1,42 +1,20 @@
-//! Which part of which parameter a rank holds; used to write and read checkpoints.
+//! Which part of which parameter a rank holds, in any layout.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use candle_core::Var;
+use comm::Communicator;
+use strategy::checkpoint::{DeferredSnapshot, Snapshot};
+use strategy::{DistributedModel, Piece, Region};
 use training::build::Model;
 use training::internal::Runs;
+use training::{LossScaler, LossScalerState, OptimizerState};
 
 use super::{Kind, Parallel};
-use crate::region::Region;
-
-/// A variable of this rank, and the elements of a parameter that it holds.
-#[derive(Debug, Clone)]
-pub struct Piece {
-    /// Name of the parameter; for tied ones, of the first.
-    pub name: String,
-    /// Name of the variable.
-    pub var_name: String,
-    /// Which elements of the whole parameter it holds.
-    pub region: Region,
-    /// The variable; it may have more elements, which are padding.
-    pub var: Var,
-    /// Whether this rank writes it to a checkpoint.
-    pub writes: bool,
-}
-
-impl Piece {
-    /// Whether this rank has a manifest entry for it: it writes elements, or the parameter has none at all.
-    pub(crate) fn is_described(&self) -> bool {
-        self.writes && (!self.region.is_empty() || self.region.dims.contains(&0))
-    }
-}
+use crate::{Error, Result};
 
 impl<M: Model> Parallel<M> {
-    /// Returns this rank's pieces of trained parameters and of state ([`buffers`](Self::buffers)).
-    pub fn pieces(&self) -> Vec<Piece> {
-        self.pieces_of_copy(self.rank_along("dp"))
-    }
-
     /// Returns the ranks of this one along `pp`, `shard` and `tp`: ranks that have them in common hold the same pieces.
     pub(crate) fn place(&self) -> [usize; 3] {
         ["pp", "shard", "tp"].map(|axis| self.rank_along(axis))
@@ -45,9 +23,38 @@ impl<M: Model> Parallel<M> {
     fn rank_along(&self, axis: &str) -> usize {
         self.mesh.axis(axis).map_or(0, |comm| comm.rank())
     }
+}
 
-    /// Returns this rank's pieces as if it belonged to this copy of the model.
-    pub(crate) fn pieces_of_copy(&self, copy: usize) -> Vec<Piece> {
+impl<M: Model> Parallel<M> {
+    /// Copies what this rank would write if it belonged to the first copy of the model.
+    pub(crate) fn snapshot_as_first_copy(&self, optimizer: &dyn OptimizerState) -> Result<Snapshot> {
+        let file = format!("{:?}", self.place());
+        Ok(DeferredSnapshot::of(self, file, true, Some(optimizer))?.copy()?)
+    }
+}
+
+impl<M: Model> DistributedModel for Parallel<M> {
+    type Error = Error;
+
+    const NAMED_VARS: &'static str = "Parallel::named_vars";
+
+    fn check(&self) -> Result<()> {
+        self.failed.as_ref().map_or(Ok(()), |first| Err(Error::Failed { first: first.clone() }))
+    }
+
+    fn groups(&self) -> Vec<&dyn Communicator> {
+        vec![&**self.mesh.world()]
+    }
+
+    fn partition_groups(&self) -> Vec<&dyn Communicator> {
+        ["shard", "tp", "pp"].into_iter().filter_map(|axis| Some(&**self.mesh.axis(axis).ok()?)).collect()
+    }
+
+    fn is_first_copy(&self) -> bool {
+        self.rank_along("dp") == 0
+    }
+
+    fn pieces(&self) -> Result<Vec<Piece>> {
         let vars = self.model_vars();
         let windows: Vec<Option<Range<usize>>> = match &self.model {
             Kind::Sharded(fsdp) => fsdp.shard_ranges().into_iter().map(Some).collect(),
@@ -56,7 +63,7 @@ impl<M: Model> Parallel<M> {
             }
             _ => vec![None; vars.len()],
         };
-        let (part, stage_ties) = (self.rank_along("tp"), self.ties_of());
+        let (part, stage_ties) = (self.rank_along("tp"), self.ties());
         let is_pipeline = matches!(self.model, Kind::Stages(_));
         let piece = |((var_name, var), window): ((String, Var), Option<Range<usize>>)| {
             let all = || Runs { start: 0, len: var.elem_count(), stride: var.elem_count(), count: 1 };
@@ -64,17 +71,45 @@ impl<M: Model> Parallel<M> {
             let (dims, runs) = held.unwrap_or_else(|| (var.dims().to_vec(), all()));
             let window = window.unwrap_or(0..runs.len * runs.count);
             let root = stage_ties.get(&var_name).filter(|_| is_pipeline);
-            let is_own = part == 0 || self.shards.is_divided(&var_name);
-            let writes = copy == 0 && is_own && root.is_none();
+            let is_first = (part == 0 || self.shards.divided(&var_name).is_some()) && root.is_none();
             let name = root.unwrap_or(&var_name).clone();
-            Piece { name, var_name, region: Region { dims, runs, window }, var, writes }
+            Piece { name, var_name, region: Region { dims, runs, window }, var, is_first, is_buffer: false }
         };
         let trained = vars.into_iter().zip(windows).filter(|((name, _), _)| self.config.is_trained(name));
-        let is_first = copy == 0 && ["shard", "tp"].into_iter().all(|axis| self.rank_along(axis) == 0);
-        let state = self.buffers().into_iter().map(|(name, var)| {
-            let region = Region::whole(var.dims());
-            Piece { var_name: name.clone(), name, region, var, writes: is_first }
-        });
-        trained.map(piece).chain(state).collect()
+        let is_first = ["shard", "tp"].into_iter().all(|axis| self.rank_along(axis) == 0);
+        let state = self.buffers().into_iter();
+        let state = state.map(|(name, var)| Piece { is_first, is_buffer: true, ..Piece::whole(name, var) });
+        Ok(trained.map(piece).chain(state).collect())
     }
+
+    fn ties(&self) -> HashMap<String, String> {
+        tie_roots(&self.ties)
+    }
+
+    fn loss_scale(&self) -> Option<LossScalerState> {
+        self.loss_scaler().map(LossScaler::state)
+    }
+
+    fn set_loss_scale(&mut self, state: Option<LossScalerState>) {
+        if let (Some(scaler), Some(state)) = (&mut self.scaler, state) {
+            scaler.resume(state);
+        }
+    }
+
+    fn counted_vars(&self) -> Result<Vec<Var>> {
+        let vars = self.named_vars().into_iter().map(|(_, var)| var);
+        Ok(vars.filter(|var| self.counted.contains(&var.id())).collect())
+    }
+}
+
+/// Maps each tied name to the first name of its set.
+pub(super) fn tie_roots(ties: &[(String, String)]) -> HashMap<String, String> {
+    let mut roots: HashMap<String, String> = HashMap::new();
+    for (first, second) in ties {
+        let root = roots.get(first).unwrap_or(first).clone();
+        if root != *second {
+            roots.insert(second.clone(), root);
+        }
+    }
+    roots
 }

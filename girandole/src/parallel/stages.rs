@@ -8,6 +8,7 @@ use candle_nn::VarMap;
 use comm::{Communicator, Mesh, Stats};
 use ops::RowContext;
 use pipeline::{Modules, Pipeline, PipelineConfig};
+use strategy::DistributedModel;
 use tensor_parallel::Shards;
 use training::build::{Model, Units, whole_rows};
 
@@ -96,7 +97,7 @@ impl Stages {
             // The first batch is the example.
             None => Pipeline::unprepared(pp, modules, &builder, loss, &pipeline_config)?,
         };
-        pipeline.set_divided(|name| shards.is_divided(name));
+        pipeline.set_divided(|name| shards.divided(name));
         let flat = match several(shard) {
             Some(shard) => Some(FlatShards::new(shard, pipeline.named_vars())?),
             None => None,

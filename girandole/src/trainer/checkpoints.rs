@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use comm::{Communicator, broadcast_object};
+use strategy::DistributedModel;
 use training::build::Model;
 use training::{Checkpoint, CheckpointConfig, Checkpoints, Contents};
 
@@ -145,7 +146,7 @@ impl<M: Model> Trainer<'_, M> {
         let refuse = |problem: String| Error::file(&contents.folder, problem);
         all_agree(&**self.model.mesh().world(), check_resume(contents, &*self.batches.data, &self.config))?;
         self.wait_for_copies();
-        self.model.load(contents, Some(&mut self.optimizer))?;
+        self.model.load_checkpoint(contents, Some(&mut self.optimizer))?;
         let state =
             serde_json::from_value(contents.sampler.clone()).map_err(|error| refuse(error.to_string()))?;
         self.batches.resume(&state).map_err(|error| refuse(error.to_string()))?;
@@ -253,7 +254,7 @@ impl<M: Model> Trainer<'_, M> {
                 (self.checkpoints.begun, folder)
             }
             Writer::BetweenSteps | Writer::Abandoned { .. } => {
-                let folder = self.model.save(checkpoints, Some(&self.optimizer), &checkpoint)?;
+                let folder = self.model.save_checkpoint(checkpoints, Some(&self.optimizer), &checkpoint)?;
                 (self.done.step, Some(folder))
             }
         };

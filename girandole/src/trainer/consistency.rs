@@ -29,7 +29,7 @@ pub(super) const OBSERVER: &str = "observer";
 
 impl CheckpointExtra {
     fn of(contents: &Contents) -> Result<Self> {
-        let extra = contents.extra.get("extra").cloned().unwrap_or_default();
+        let extra = strategy::checkpoint::extra(contents).cloned().unwrap_or_default();
         serde_json::from_value(extra).map_err(|error| {
             let problem = format!("it was not written by a training of this kind: {error}");
             Error::file(&contents.folder, problem)

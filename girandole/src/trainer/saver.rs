@@ -9,8 +9,8 @@ use comm::Communicator;
 use training::{Checkpoint, Checkpoints};
 
 use crate::agreement::all_agree;
-use crate::checkpoint::{DeferredSnapshot, SpareTensors, reserve};
 use crate::{Error, Result};
+use strategy::checkpoint::{DeferredSnapshot, SpareTensors, reserve};
 
 /// Writes checkpoints during training, at most one at a time, over its own group.
 pub(super) struct BackgroundSaver {
@@ -92,10 +92,10 @@ impl BackgroundSaver {
             drop(copied);
             // Its error is that of a checkpoint that does not count.
             drop(abandoned.map(JoinHandle::join));
-            let snapshot = all_agree(&*comm, snapshot)?;
-            let written = snapshot.write(&*comm, &checkpoints, &checkpoint);
+            let snapshot = all_agree(&*comm, snapshot.map_err(Error::from))?;
+            let written = snapshot.write(&[&*comm], &checkpoints, &checkpoint);
             *spares = snapshot.into_spares();
-            written
+            Ok(written?)
         };
         let thread = Builder::new().name("checkpoint".into()).spawn(write);
         self.at_work = Some(thread.map_err(|error| Error::file(std::path::Path::new("a thread"), error))?);

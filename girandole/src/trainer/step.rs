@@ -8,7 +8,7 @@
 //! | averaging of gradients | | while backward runs: `ddp`, `fsdp`, `pipeline`; sums over `tp`: `tensor_parallel::Shards` |
 //! | scaled losses (f16) | | `parallel/mod.rs`, `training::LossScaler` |
 //! | check of the first gradients | [`Trainer::step_once`] | `first_gradients.rs` |
-//! | norm over all ranks, clipping | [`Trainer::update`] | `parallel/norm.rs` |
+//! | norm over all ranks, clipping | [`Trainer::update`] | `strategy/src/norm.rs` |
 //! | optimizer | | `training::Adam` |
 //! | report | [`Trainer::step_once`] | `observer.rs` |
 //!
@@ -19,6 +19,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::Optimizer;
 use ops::{Documents, backward};
+use strategy::DistributedModel;
 use training::LossScaler;
 use training::build::Model;
 use training::internal::{GradSums, clip_factor};

@@ -8,7 +8,9 @@ use candle_nn::Optimizer;
 use girandole::ops::Documents;
 use girandole::training::build::{Builder, Model, Unit, Units};
 use girandole::training::{Adam, AdamConfig, LossScalerConfig};
-use girandole::{Batch, InitialWeights, Layout, Parallel, ParallelConfig, Recompute, models, pipeline};
+use girandole::{
+    Batch, DistributedModel, InitialWeights, Layout, Parallel, ParallelConfig, Recompute, models, pipeline,
+};
 use models::{CausalLm, ModelConfig, Weights};
 use pipeline::ScheduleKind;
 

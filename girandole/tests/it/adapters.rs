@@ -9,7 +9,7 @@ use candle_nn::Optimizer;
 use girandole::comm::Local;
 use girandole::models::{CausalLm, FolderConfig, Lora, LoraConfig, Weights};
 use girandole::training::build::Builder;
-use girandole::{Layout, Parallel, ParallelConfig};
+use girandole::{DistributedModel, Layout, Parallel, ParallelConfig};
 
 struct Trained {
     losses: Vec<f64>,

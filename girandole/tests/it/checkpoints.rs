@@ -9,7 +9,7 @@ use girandole::checkpoint::CheckpointReader;
 use girandole::comm::Local;
 use girandole::training::build::RangeReader;
 use girandole::training::{Checkpoint, CheckpointConfig, Checkpoints};
-use girandole::{InitialWeights, Layout};
+use girandole::{DistributedModel, InitialWeights, Layout};
 
 fn open(dir: &Path) -> Checkpoints {
     Checkpoints::open(CheckpointConfig { dir: dir.into(), keep: 2 }).unwrap()
@@ -23,7 +23,7 @@ fn go_on(setup: Setup, layout: &str, dir: &Path, steps: usize) -> Vec<f64> {
         let (mut adam, checkpoints) = (optimizer(&parallel)?, open(dir));
         let mut begin = 0;
         if let Some(contents) = checkpoints.latest().unwrap() {
-            let extra = parallel.load(&contents, Some(&mut adam))?;
+            let extra = parallel.load_checkpoint(&contents, Some(&mut adam))?;
             assert_eq!(extra["note"], "kept");
             begin = contents.step as usize;
         }
@@ -31,7 +31,7 @@ fn go_on(setup: Setup, layout: &str, dir: &Path, steps: usize) -> Vec<f64> {
         let losses = all.collect::<girandole::Result<Vec<f64>>>()?;
         let extra = serde_json::json!({ "note": "kept" });
         let checkpoint = Checkpoint { step: (begin + steps) as u64, extra, ..Checkpoint::default() };
-        parallel.save(&checkpoints, Some(&adam), &checkpoint)?;
+        parallel.save_checkpoint(&checkpoints, Some(&adam), &checkpoint)?;
         Ok(losses)
     });
     ranks.unwrap().remove(0)
@@ -112,7 +112,7 @@ fn a_checkpoint_is_a_source_of_weights() {
                 false => setup.parallel(comm, &layout, None)?,
             };
             if !from {
-                parallel.load(&contents, None)?;
+                parallel.load_checkpoint(&contents, None)?;
             }
             let (tokens, targets) = own_batch(&parallel, 9)?;
             Ok(parallel.evaluate(&tokens, &targets)?.loss)
@@ -133,7 +133,7 @@ fn what_is_damaged_or_of_another_model_is_refused() {
         let loaded = Local::run_shared(2, |comm| {
             let mut parallel = setup.parallel(comm, &"tp=2".parse()?, None)?;
             let contents = open(dir.path()).latest().unwrap().unwrap();
-            Ok(parallel.load(&contents, None).map(drop).map_err(|error| error.to_string()))
+            Ok(parallel.load_checkpoint(&contents, None).map(drop).map_err(|error| error.to_string()))
         });
         loaded.unwrap()
     };

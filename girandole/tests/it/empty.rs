@@ -10,7 +10,7 @@ use girandole::checkpoint::CheckpointReader;
 use girandole::comm::{Communicator, Local};
 use girandole::training::build::{Builder, Division, Linear, LinearConfig};
 use girandole::training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints};
-use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
+use girandole::{DistributedModel, InitialWeights, Layout, Parallel, ParallelConfig};
 
 const WIDTH: usize = 4;
 const ROWS: usize = 8;
@@ -56,14 +56,14 @@ fn go_on(layout: &str, dir: &Path) -> Vec<f64> {
         let mut adam = Adam::named(parallel.named_vars(), AdamConfig::adamw())?;
         let checkpoints = Checkpoints::open(CheckpointConfig { dir: dir.into(), keep: 1 }).unwrap();
         if let Some(contents) = checkpoints.latest().unwrap() {
-            parallel.load(&contents, Some(&mut adam))?;
+            parallel.load_checkpoint(&contents, Some(&mut adam))?;
         }
         let first = parallel.data_ranks().rank() * rows;
         let x = Tensor::arange(0f64, (ROWS * WIDTH) as f64, &Device::Cpu)?.reshape((ROWS, WIDTH))?;
         let x = x.narrow(0, first, rows)?.contiguous()?;
         let step = parallel.step(&(&x * 0.7)?.sin()?, &(x * 0.3)?.cos()?)?;
         adam.step(&step.grads)?;
-        parallel.save(&checkpoints, Some(&adam), &Checkpoint::default())?;
+        parallel.save_checkpoint(&checkpoints, Some(&adam), &Checkpoint::default())?;
         let mut saved = CheckpointReader::open(&checkpoints.latest().unwrap().unwrap())?;
         assert_eq!(saved.whole("0.more")?.dims(), [0, WIDTH]);
         Ok(step.loss)

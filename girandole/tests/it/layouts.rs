@@ -11,7 +11,7 @@ use girandole::comm::Local;
 use girandole::models::{GenerateConfig, generate};
 use girandole::ops::activation_bytes;
 use girandole::pipeline::ScheduleKind;
-use girandole::{Layout, Recompute};
+use girandole::{DistributedModel, Layout, Recompute};
 
 const STEPS: usize = 20;
 /// Where something is changed that every step has.
@@ -40,7 +40,8 @@ fn train_for(steps: usize, layout: &str, setup: Setup) -> Trained {
         let losses = (0..steps).map(|number| step_of(&mut parallel, &mut optimizer, number, &setup));
         let losses = losses.collect::<girandole::Result<Vec<f64>>>()?;
         let evaluated = parallel.evaluate_batch(&own_rows(&parallel, steps, &setup)?)?.loss;
-        for piece in parallel.pieces().into_iter().filter(|piece| piece.writes) {
+        for piece in parallel.pieces()?.into_iter().filter(|piece| piece.is_first && parallel.is_first_copy())
+        {
             let mut whole = whole.lock().unwrap();
             let len = piece.region.dims.iter().product();
             let all = whole.entry(piece.name).or_insert_with(|| vec![f64::NAN; len]);

@@ -11,7 +11,7 @@ use girandole::comm::Local;
 use girandole::trainer::{CheckpointPlan, Data, NoObserver, Observer, TrainConfig, Trainer};
 use girandole::training::build::{Builder, Division, Linear, LinearConfig};
 use girandole::training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, LossScalerConfig};
-use girandole::{Batch, InitialWeights, Layout, Parallel, ParallelConfig};
+use girandole::{Batch, DistributedModel, InitialWeights, Layout, Parallel, ParallelConfig};
 
 const LAYOUTS: [&str; 12] = [
     "dp=2",
@@ -153,7 +153,7 @@ fn go_on(layout: &str, dir: &Path, steps: usize, overflowing: usize) -> Vec<(f64
         let checkpoints = Checkpoints::open(CheckpointConfig { dir: dir.into(), keep: 2 })?;
         let begin = match checkpoints.latest()? {
             Some(contents) => {
-                model.load(&contents, Some(&mut adam))?;
+                model.load_checkpoint(&contents, Some(&mut adam))?;
                 contents.step as usize
             }
             None => 0,
@@ -177,7 +177,7 @@ fn go_on(layout: &str, dir: &Path, steps: usize, overflowing: usize) -> Vec<(f64
             assert_eq!(step.skipped, values(&model)? == before, "{layout}");
             seen.push((step.loss, step.skipped, model.loss_scaler().unwrap().factor()));
         }
-        model.save(
+        model.save_checkpoint(
             &checkpoints,
             Some(&adam),
             &Checkpoint { step: (begin + steps) as u64, ..Checkpoint::default() },

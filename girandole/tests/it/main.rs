@@ -19,5 +19,6 @@ mod recompute;
 mod replaced;
 mod stages;
 mod statistics;
+mod strategies;
 mod training;
 mod units;

@@ -9,7 +9,7 @@ use girandole::comm::{Communicator, Local};
 use girandole::models::{CausalLm, FolderConfig, Lora, LoraConfig, ModelConfig, Weights, save_folder};
 use girandole::training::build::Builder;
 use girandole::training::{Checkpoint, CheckpointConfig, Checkpoints, named_vars};
-use girandole::{Layout, Parallel, ParallelConfig};
+use girandole::{DistributedModel, Layout, Parallel, ParallelConfig};
 use tempfile::TempDir;
 
 fn llama(tied: bool) -> ModelConfig {
@@ -77,7 +77,7 @@ fn read(dir: &TempDir, layout: &str, dtype: DType, lora: bool) -> Vec<usize> {
         let parallel = Parallel::new(comm, &layout, weights.parts(), &settings, build)?;
         let read = bytes_read() - before;
         let whole = weights.tensors(dtype, &Device::Cpu);
-        for piece in parallel.pieces() {
+        for piece in parallel.pieces()? {
             let region = &piece.region;
             let all = numbers(&whole.get(region.dims.as_slice(), &piece.name)?);
             let own: Vec<f64> =
@@ -154,14 +154,14 @@ fn a_checkpoint_is_read_by_ranges() {
         Parallel::new(comm, &layout.parse()?, weights.parts(), &ParallelConfig::default(), build)
     };
     Local::run_shared(1, |comm| {
-        Ok(model(comm, "", 5)?.save(&checkpoints(), None, &Checkpoint::default()).map(drop)?)
+        Ok(model(comm, "", 5)?.save_checkpoint(&checkpoints(), None, &Checkpoint::default()).map(drop)?)
     })
     .unwrap();
     for layout in ["tp=4", "shard=4", "shard=2,tp=2"] {
         let ranks = Local::run_shared(4, |comm| {
             let (parallel, contents) = (model(comm, layout, 6)?, checkpoints().latest().unwrap().unwrap());
             let (mut saved, before) = (CheckpointReader::open(&contents)?, bytes_read());
-            for piece in parallel.pieces() {
+            for piece in parallel.pieces()? {
                 assert_eq!(saved.read(&piece.name, &piece.region)?.elem_count(), piece.region.len());
             }
             Ok(bytes_read() - before)

@@ -11,7 +11,7 @@ use girandole::comm::{Communicator, Local};
 use girandole::trainer::{Data, NoObserver, TrainConfig, Trainer};
 use girandole::training::build::{Builder, Division, Linear, LinearConfig};
 use girandole::training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints};
-use girandole::{Batch, InitialWeights, Layout, Parallel, ParallelConfig};
+use girandole::{Batch, DistributedModel, InitialWeights, Layout, Parallel, ParallelConfig};
 
 /// Controls the blocks of a rank.
 struct Switch {
@@ -100,13 +100,13 @@ fn run(layout: &str, dir: &Path, frozen: bool) -> Vec<(f64, Numbers)> {
         let checkpoints = Checkpoints::open(CheckpointConfig { dir: dir.into(), keep: 1 })?;
         let (x, y) = data(&parallel)?;
         match checkpoints.latest()? {
-            Some(contents) => drop(parallel.load(&contents, Some(&mut adam))?),
+            Some(contents) => drop(parallel.load_checkpoint(&contents, Some(&mut adam))?),
             None => {
                 for _ in 0..3 {
                     let step = parallel.step(&x, &y)?;
                     adam.step(&step.grads)?;
                 }
-                parallel.save(&checkpoints, Some(&adam), &Checkpoint::default())?;
+                parallel.save_checkpoint(&checkpoints, Some(&adam), &Checkpoint::default())?;
             }
         }
         switch.trains.store(false, Ordering::Relaxed);

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Embedding, Linear, Module, Optimizer, VarBuilder, VarMap, embedding, linear, loss};
-use girandole::Result;
 use girandole::comm::Communicator;
 use girandole::ddp::{Ddp, DdpConfig};
 use girandole::training::{Adam, AdamConfig, OptimizerState, Sgd, SgdConfig};
+use girandole::{DistributedModel, Result};
 
 use super::Outcome;
 use super::collectives::bytes;

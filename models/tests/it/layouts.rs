@@ -12,6 +12,7 @@ use fsdp::{Fsdp, FsdpConfig, MixedPrecision, Strategy};
 use models::{CausalLm, FolderConfig, FolderWriter, Weights};
 use ops::cross_entropy;
 use pipeline::{Modules, Pipeline, PipelineConfig, ScheduleKind, Split};
+use strategy::DistributedModel;
 use training::build::Builder;
 use training::{clip_grad_norm, named_vars};
 

@@ -10,6 +10,7 @@ use candle_nn::VarMap;
 use comm::{Communicator, Local, Mesh};
 use fsdp::{Fsdp, FsdpConfig};
 use models::{CausalLm, Error, Lora, LoraConfig, Weights};
+use strategy::DistributedModel;
 use tensor_parallel::{TensorParallel, TensorParallelConfig, Weights as Parts};
 use training::build::Builder;
 use training::{clip_grad_norm, load_tensors, named_vars};

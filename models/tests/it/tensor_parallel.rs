@@ -11,6 +11,7 @@ use fsdp::{Fsdp, FsdpConfig};
 use models::{CausalLm, FolderConfig, FolderWriter, GenerateConfig, Weights, generate};
 use ops::cross_entropy;
 use pipeline::{Modules, Pipeline, PipelineConfig, Split};
+use strategy::DistributedModel;
 use tensor_parallel::{Shards, TensorParallel, TensorParallelConfig, Weights as Parts};
 use training::build::Builder;
 
@@ -113,7 +114,7 @@ fn stages_of_divided_layers_train_as_one_process() {
             };
             let pipeline = Pipeline::new(pp, &modules, &builder, &example, of_logits, &config);
             let mut pipeline = pipeline.map_err(candle_core::Error::wrap)?;
-            pipeline.set_divided(|name| shards.is_divided(name));
+            pipeline.set_divided(|name| shards.divided(name));
             let is_matrix = |name: &str| name == "lm_head.weight" || weights.shapes()[name].len() > 1;
             let mut trainer = Trainer::new(pipeline.named_vars(), is_matrix);
             let mut losses = Vec::new();
@@ -151,7 +152,7 @@ fn shards_of_divided_layers_train_as_one_process() {
             let mut fsdp = Fsdp::new(shard, shards.var_builder(&vars), &FsdpConfig::default(), build)?;
             vars.data().lock().unwrap().clear();
             let (is_first, divided) = (tp.rank() == 0, shards.clone());
-            fsdp.set_norm_over(vec![tp], move |name| is_first || divided.is_divided(name));
+            fsdp.set_norm_over(vec![tp], move |name| is_first || divided.divided(name).is_some());
             let mut trainer = Trainer::new(fsdp.named_vars(), |name| weights.shapes()[name].len() > 1);
             let mut losses = Vec::new();
             for [tokens, targets] in batches {

@@ -39,7 +39,7 @@ impl Pipeline {
     /// use candle_core::{DType, Device, Tensor};
     /// use candle_nn::{Optimizer, linear, loss};
     /// use comm::{Communicator, Local};
-    /// use pipeline::{Modules, Pipeline, PipelineConfig, ScheduleKind};
+    /// use pipeline::{DistributedModel, Modules, Pipeline, PipelineConfig, ScheduleKind};
     /// use sampler::{Generator, SharedGenerator};
     /// use training::{Sgd, SgdConfig, TorchInit};
     ///
@@ -195,6 +195,7 @@ impl Pipeline {
             bucket_bytes: config.bucket_bytes,
             rows: 0,
             divided: None,
+            tied_names: tied::roots(&config.tied),
             first_audit: FirstAudit::new(&groups, &config.audit)?,
             parameters,
             buffers,

@@ -3,6 +3,7 @@
 mod build;
 mod forward;
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +13,8 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, TensorId, Var};
 use comm::{Communicator, Stats};
 use ops::RowContext;
-use training::internal::GradSums;
+use strategy::Region;
+use training::internal::{GradSums, Runs};
 
 use crate::average::Average;
 use crate::executor::{Run, State};
@@ -71,7 +73,9 @@ pub struct Pipeline {
     /// Checks the first step for missing gradients; `None` after it.
     first_audit: Option<FirstAudit>,
     /// Variables of which the tensor-parallel ranks have parts; `None` until that was declared.
-    divided: Option<HashSet<TensorId>>,
+    divided: Option<HashMap<TensorId, Region>>,
+    /// For each tied variable the name of the first of its set.
+    tied_names: HashMap<String, String>,
     /// All variables of the stages, by whether they are trained.
     parameters: Vec<(String, Var)>,
     buffers: Vec<(String, Var)>,
@@ -317,10 +321,6 @@ impl Pipeline {
         &self.buffers
     }
 
-    pub(crate) fn all_vars(&self) -> Vec<(String, Var)> {
-        all_vars(&self.stages)
-    }
-
     /// Sets whether steps measure the bytes of activations ([`Step::activation_bytes`]), which costs a traversal of each
     /// graph. Initially off.
     pub fn measure_activations(&mut self, measures: bool) {
@@ -340,21 +340,30 @@ impl Pipeline {
         &self.schedule
     }
 
-    /// Declares, by name, which variables are divided over the ranks of
-    /// [`PipelineConfig::tp`](crate::PipelineConfig::tp); each of these ranks holds all other
-    /// variables whole, with the same values. Required by [`clip_grad_norm`](Self::clip_grad_norm) and
-    /// [`check_parameters`](Self::check_parameters) if there are several such ranks.
-    pub fn set_divided(&mut self, is_divided: impl Fn(&str) -> bool) {
-        let divided = self.named_vars().into_iter().filter(|(name, _)| is_divided(name));
-        self.divided = Some(divided.map(|(_, var)| var.id()).collect());
+    /// Declares which variables are divided over the ranks of [`PipelineConfig::tp`](crate::PipelineConfig::tp): `divided`
+    /// returns the shape of the whole variable of this name, and which of its elements this rank has, e.g.
+    /// `Shards::divided`. Each of these ranks holds all other variables whole, with the same values. Required by the norm of
+    /// gradients, checkpoints, files and [`check_parameters`](Self::check_parameters) if there are several such ranks.
+    pub fn set_divided(&mut self, divided: impl Fn(&str) -> Option<(Vec<usize>, Runs)>) {
+        let regions = self.parameters.iter().filter_map(|(name, var)| {
+            let (dims, runs) = divided(name)?;
+            Some((var.id(), Region { dims, runs, window: 0..runs.len * runs.count }))
+        });
+        self.divided = Some(regions.collect());
     }
 
-    pub(crate) fn divided(&self) -> Option<&HashSet<TensorId>> {
-        self.divided.as_ref()
+    /// Returns what was declared by [`set_divided`](Self::set_divided).
+    pub(crate) fn divided_for(&self, what: &'static str) -> Result<Cow<'_, HashMap<TensorId, Region>>> {
+        let several = self.groups.tp.as_ref().is_some_and(|tp| tp.world_size() > 1);
+        match &self.divided {
+            Some(divided) => Ok(Cow::Borrowed(divided)),
+            None if several => Err(Error::DividedUnknown { what }),
+            None => Ok(Cow::default()),
+        }
     }
 
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
+    pub(crate) fn tied_names(&self) -> &HashMap<String, String> {
+        &self.tied_names
     }
 
     pub(crate) fn ties(&self) -> &[Tie] {

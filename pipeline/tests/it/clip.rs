@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Module, ModuleT, Optimizer, VarBuilder, VarMap, func};
 use comm::{Local, Mesh};
 use ops::linear;
-use pipeline::{Error, Modules, Pipeline, PipelineConfig, ScheduleKind};
+use pipeline::{DistributedModel, Error, Modules, Pipeline, PipelineConfig, ScheduleKind};
 use training::clip_grad_norm;
 
 use crate::common::{

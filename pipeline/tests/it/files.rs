@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Local, Mesh};
-use pipeline::{Pipeline, PipelineConfig, Result};
+use pipeline::{DistributedModel, Pipeline, PipelineConfig, Result};
 
 use crate::common::{Comm, ROWS, Trained, WIDTH, loss, modules, values, weights};
 

@@ -2,7 +2,9 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use comm::{Local, Mesh};
-use tensor_parallel::{LanguageModel, ShardBuilder, Split, TensorParallel, TensorParallelConfig, Weights};
+use tensor_parallel::{
+    DistributedModel, LanguageModel, ShardBuilder, Split, TensorParallel, TensorParallelConfig, Weights,
+};
 
 use super::experts::expert;
 use crate::common::{batch, gap, gradients, on_mesh, sizes};

@@ -7,8 +7,8 @@ use crate::common::{Part, batch, bits, on_mesh, sizes, try_on_mesh, values, whol
 use candle_nn::Optimizer;
 use comm::{Local, Mesh};
 use tensor_parallel::{
-    ColumnConfig, ColumnParallelLinear, LanguageModel, LanguageModelConfig, Result, ShardBuilder,
-    TensorParallel, TensorParallelConfig, Weights,
+    DistributedModel, LanguageModel, LanguageModelConfig, Result, TensorParallel, TensorParallelConfig,
+    Weights,
 };
 use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, OptimizerState};
 
@@ -74,7 +74,7 @@ fn a_run_goes_on_to_the_bit_and_at_other_layouts_with_the_same_weights() {
         let expected = [kept(&|rank| written[rank].0.0.clone()), kept(&|rank| written[rank].0.1.clone())];
         for (other_dp, other_tp) in [(1, 1), (1, 2), (2, 1), (2, 2), (1, 4)] {
             let read = on_mesh(other_dp, other_tp, |mesh| {
-                let (parallel, mut adam) = model(mesh, 4, &sizes())?;
+                let (mut parallel, mut adam) = model(mesh, 4, &sizes())?;
                 let contents = open(folder.path()).latest()?.unwrap();
                 assert_eq!(contents.step, 3);
                 assert_eq!(parallel.load_checkpoint(&contents, Some(&mut adam))?["of"], "the program");
@@ -113,7 +113,7 @@ fn a_checkpoint_that_does_not_fit_is_one_error_on_every_rank_and_changes_nothing
     });
     let refused = |sizes: &LanguageModelConfig| {
         try_on_mesh(1, 2, |mesh| {
-            let (parallel, mut adam) = model(mesh, 4, sizes)?;
+            let (mut parallel, mut adam) = model(mesh, 4, sizes)?;
             let before = values(&parallel);
             let contents = open(folder.path()).latest()?.unwrap();
             let message = parallel.load_checkpoint(&contents, Some(&mut adam)).unwrap_err().to_string();
@@ -125,25 +125,22 @@ fn a_checkpoint_that_does_not_fit_is_one_error_on_every_rank_and_changes_nothing
     for (other, part) in [
         (
             LanguageModelConfig { d_ff: 48, ..sizes() },
-            "has layers.0.feed_forward.fc1.weight [40, 16], the model has ",
+            "its layers.0.feed_forward.fc1.weight is [40, 16], and the model's is [48, 16]",
         ),
-        (
-            LanguageModelConfig { num_layers: 1, ..sizes() },
-            "it has layers.1.attention.qkv.weight [48, 16], the model has norm.weight",
-        ),
+        (LanguageModelConfig { num_layers: 1, ..sizes() }, "it has a parameter layers.1."),
     ] {
         for message in refused(&other) {
-            assert!(message.starts_with("cannot go on from ") && message.contains(part), "{message}");
+            assert!(message.contains(part), "{message}");
         }
     }
     // Flips one bit.
-    let file = open(folder.path()).latest().unwrap().unwrap().path("tp-1");
+    let file = open(folder.path()).latest().unwrap().unwrap().path("rank-00001");
     let mut bytes = std::fs::read(&file).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     std::fs::write(&file, bytes).unwrap();
     for message in refused(&sizes()) {
-        assert!(message.contains("tp-1.safetensors") && message.contains("SHA-256"), "{message}");
+        assert!(message.contains("rank-00001.safetensors") && message.contains("SHA-256"), "{message}");
     }
 }
 
@@ -158,44 +155,9 @@ fn an_optimizer_without_names_cannot_be_kept() {
         Ok(saved.unwrap_err().to_string())
     });
     for line in lines {
-        assert!(line.contains("`0.exp_avg`") && line.contains("`TensorParallel::named_vars`"), "{line}");
+        assert!(line.contains("`0.") && line.contains("`TensorParallel::named_vars`"), "{line}");
     }
     assert!(open(folder.path()).latest().unwrap().is_none());
-}
-
-#[test]
-fn optimizer_state_of_no_parameter_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    on_mesh(1, 2, |mesh| {
-        let (parallel, mut adam) = model(mesh, 3, &sizes())?;
-        train(&parallel, &mut adam, mesh, 0..1);
-        parallel.save_checkpoint(&open(folder.path()), Some(&adam), &Checkpoint::default())?;
-        Ok(())
-    });
-    // Rewrites the state as an optimizer without names would save it.
-    let checkpoints = open(folder.path());
-    let contents = checkpoints.latest().unwrap().unwrap();
-    let (draft, mut files) = (checkpoints.begin().unwrap(), std::collections::BTreeMap::new());
-    for name in contents.files.keys() {
-        let tensors = candle_core::safetensors::load(contents.path(name), &candle_core::Device::Cpu).unwrap();
-        let unnamed =
-            |(key, tensor): (String, _)| (key.replace("optimizer.head.weight.", "optimizer.0."), tensor);
-        let unnamed = tensors.into_iter().map(unnamed).collect();
-        files.insert(name.clone(), draft.write(name, &unnamed).unwrap());
-    }
-    let checkpoint = Checkpoint { extra: contents.extra.clone(), ..Checkpoint::default() };
-    let contents = checkpoints.contents(&draft.commit(&checkpoint, files).unwrap()).unwrap();
-    let lines = on_mesh(1, 2, |mesh| {
-        let (parallel, mut adam) = model(mesh, 4, &sizes())?;
-        let before = values(&parallel);
-        let line = parallel.load_checkpoint(&contents, Some(&mut adam)).unwrap_err().to_string();
-        same(&before, &values(&parallel));
-        Ok(line)
-    });
-    assert!(
-        lines.iter().all(|line| line.contains("0.exp_avg") && line.contains("belongs to no parameter")),
-        "{lines:?}"
-    );
 }
 
 /// Models, checkpoints and files belong to one position along a mesh's other axes.
@@ -213,7 +175,7 @@ fn other_axes_have_models_of_their_own() {
             let mesh = Mesh::new(comm, axes)?;
             let stage = mesh.axis("pp")?.rank();
             // Different values for each stage.
-            let (parallel, mut adam) = model(&mesh, 3 + stage as u64, &sizes())?;
+            let (mut parallel, mut adam) = model(&mesh, 3 + stage as u64, &sizes())?;
             // The first stage trains for more steps.
             for step in 0..3 - stage {
                 let (tokens, next) = batch(&sizes(), step, mesh.axis("dp").map_or(0, |dp| dp.rank()));
@@ -241,26 +203,4 @@ fn other_axes_have_models_of_their_own() {
             }
         }
     }
-}
-
-/// The same shapes, and yet other rows on each rank.
-#[test]
-fn a_layer_that_was_divided_otherwise_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    on_mesh(1, 2, |mesh| {
-        let layer = |groups| {
-            let config = ColumnConfig { groups, ..ColumnConfig::default() };
-            let make = |builder: ShardBuilder| ColumnParallelLinear::new(2, 12, &config, &builder);
-            TensorParallel::new(mesh, &TensorParallelConfig::default(), &Weights::seed(1), make)
-        };
-        let (one, three) = (layer(1)?, layer(3)?);
-        let mut adam = Adam::named(one.named_vars(), AdamConfig::default())?;
-        let checkpoints = open(folder.path());
-        one.save_checkpoint(&checkpoints, Some(&adam), &Checkpoint::default())?;
-        let contents = checkpoints.latest()?.unwrap();
-        one.load_checkpoint(&contents, Some(&mut adam))?;
-        let message = three.load_checkpoint(&contents, Some(&mut adam)).unwrap_err().to_string();
-        assert!(message.contains("divided as Rows { groups: 1 }, the model has it divided as"), "{message}");
-        Ok(())
-    });
 }

@@ -6,7 +6,9 @@ use crate::common::{Dense, Part, batch, gap, on_mesh, sizes, values, whole};
 use candle_core::{DType, Tensor};
 use candle_nn::Optimizer;
 use comm::Mesh;
-use tensor_parallel::{Error, LanguageModel, Result, Split, TensorParallel, TensorParallelConfig, Weights};
+use tensor_parallel::{
+    DistributedModel, Error, LanguageModel, Result, Split, TensorParallel, TensorParallelConfig, Weights,
+};
 use training::{Sgd, SgdConfig, clip_grad_norm};
 
 const STEPS: usize = 12;
@@ -148,7 +150,7 @@ fn what_is_not_finite_on_one_rank_is_named_by_all_and_changes_nothing() {
             }
             let before = crate::common::gradients(&parallel, &grads);
             let error = parallel.clip_grad_norm(&mut grads, 0.1).unwrap_err();
-            assert!(matches!(error, Error::NotFinite { rank: 1, .. }), "{error}");
+            assert!(matches!(error, Error::Strategy(strategy::Error::NotFinite { rank: 1, .. })), "{error}");
             for ((_, before, _), (_, after, _)) in
                 before.iter().zip(crate::common::gradients(&parallel, &grads))
             {

@@ -8,8 +8,8 @@ use candle_nn::Optimizer;
 use ops::cross_entropy;
 use sampler::Generator;
 use tensor_parallel::{
-    ColumnConfig, ColumnParallelLinear, LanguageModel, LanguageModelConfig, Result, TensorParallel,
-    TensorParallelConfig, VocabParallelEmbedding, Weights, vocab_parallel_cross_entropy,
+    ColumnConfig, ColumnParallelLinear, DistributedModel, LanguageModel, LanguageModelConfig, Result,
+    TensorParallel, TensorParallelConfig, VocabParallelEmbedding, Weights, vocab_parallel_cross_entropy,
 };
 use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, OptimizerState, clip_grad_norm};
 use training::{Sgd, SgdConfig};
@@ -171,7 +171,7 @@ fn files_are_those_of_one_process_and_checkpoints_go_to_any_layout() {
         let expected = parts(&written[..tp]);
         for (other_dp, other_tp) in [(1, 1), (1, 2), (2, 2), (1, 4)] {
             let read = on_mesh(other_dp, other_tp, |mesh| {
-                let parallel = TensorParallel::new(mesh, &config(false), &Weights::seed(1), model)?;
+                let mut parallel = TensorParallel::new(mesh, &config(false), &Weights::seed(1), model)?;
                 let mut adam = Adam::named(parallel.named_vars(), AdamConfig::default())?;
                 parallel.load_checkpoint(&open(&checkpoints).latest()?.unwrap(), Some(&mut adam))?;
                 Ok((values(&parallel), state(&adam, &parallel)))

@@ -26,6 +26,7 @@ pub use modules::transformer_modules;
 pub use options::PipelineTransformerOptions;
 
 use batches::Batches;
+use strategy::DistributedModel;
 use utilization::Utilization;
 
 use crate::documents::shared::python::{Float, IntTensor};

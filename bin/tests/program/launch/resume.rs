@@ -77,7 +77,7 @@ fn launched(arguments: &[&str]) -> Output {
 fn a_checkpoint_that_cannot_be_gone_on_from_is_not_tried_again() {
     let fsdp = ["fsdp-mlp", "--features", "24", "--hidden", "50", "--steps"];
     let trainer = ["ddp-trainer", "--samples", "20", "--batch-size", "2", "--epochs"];
-    for (command, file) in [(fsdp, "shard-00001.safetensors"), (trainer, "model.safetensors")] {
+    for (command, file) in [(fsdp, "rank-00001.safetensors"), (trainer, "rank-00000.safetensors")] {
         let folder = Folder::new();
         let dir = folder.argument("c");
         let keep = ["2", "--checkpoint-dir", &dir];

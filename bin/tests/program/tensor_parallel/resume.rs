@@ -82,7 +82,7 @@ fn what_does_not_go_on() {
         "{line}"
     );
     // The error names the damaged part.
-    let part = folder.path("c/checkpoint-00000001/tp-1.safetensors");
+    let part = folder.path("c/checkpoint-00000001/rank-00001.safetensors");
     let bytes = std::fs::read(&part).unwrap();
     std::fs::write(&part, &bytes[..bytes.len() - 1]).unwrap();
     let (line, code) = refuse_with(&mut TRANSFORMER.command(), &run(&["--epochs", "2", "--resume"]));

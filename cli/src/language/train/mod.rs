@@ -192,7 +192,7 @@ impl<J: Job> Command for J {
         let (options, model) = (self.options(), setup.subject.weights.config());
         let layout = options.layout(world_size)?;
         if let Some(contents) = choose(&options.checkpoints)? {
-            agree_on_command(<J as Job>::NAME, &contents.extra, &options.checkpoints)?;
+            agree_on_command(<J as Job>::NAME, &contents, &options.checkpoints)?;
             check_steps(options, contents.step as usize)?;
             let frozen = match &setup.subject.lora {
                 Some(_) => setup.subject.weights.fingerprint()?,

@@ -2,11 +2,11 @@
 
 mod elastic;
 
-use candle_core::Device;
 use comm::{Operation, Stats};
 use girandole::trainer::{StopCheck, claim_checkpoints};
 use report::RunSeries;
 use report::metrics::MemoryUse;
+use strategy::checkpoint::read_whole;
 use training::{Checkpoints, Contents};
 
 use crate::console::note;
@@ -175,13 +175,8 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             CheckpointForm::Not => Ok(None),
             CheckpointForm::Whole(_) => {
                 // Rank 0 reads it and broadcasts it, since the folder need not exist on every host.
-                let read = |contents: Contents| match options.open()? {
-                    Some(checkpoints) => {
-                        checkpoints.load(&contents.folder, &Device::Cpu).map_err(with_fallback_hint).map(Some)
-                    }
-                    None => Ok(None),
-                };
-                let own = own()?.map_or(Ok(None), read)?;
+                let own =
+                    own()?.map(|contents| read_whole(&contents)).transpose().map_err(with_fallback_hint)?;
                 Ok(share::share(&*rank.comm, own, 0)?.map(Saved::Whole))
             }
             CheckpointForm::Parts(_) => Ok(first_choice(options, rank, own)?.map(Saved::Parts)),

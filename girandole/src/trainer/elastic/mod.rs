@@ -15,8 +15,9 @@ use super::checkpoints::Complete;
 use super::consistency::check_equal_on_all_ranks;
 use super::{Observer, ObserverState, Regrouping, Replacement, Trainer};
 use crate::agreement::all_agree;
-use crate::checkpoint::{Receiver, transfer};
 use crate::{Error, Layout, Result};
+use strategy::DistributedModel;
+use strategy::checkpoint::{Receiver, transfer};
 
 pub use new_ranks::{size_with_new_ranks, wait_for_new_ranks};
 pub use progress::Joining;
@@ -322,10 +323,15 @@ impl<M: Model> Trainer<'_, M> {
             let mut optimizer =
                 rebuilt.as_ref().map(|model| Self::optimizer(model, &self.config)).transpose()?;
             let receiver = Receiver {
-                model: rebuilt.as_mut().unwrap_or(self.model),
+                pieces: rebuilt.as_ref().unwrap_or(self.model).pieces()?,
                 optimizer: optimizer.as_mut().unwrap_or(&mut self.optimizer),
             };
-            transfer(&*world, held.as_ref(), offers, (rebuilds || !is_holder).then_some(receiver))?;
+            let receiver = (rebuilds || !is_holder).then_some(receiver);
+            let receives = receiver.is_some();
+            let loss_scale = transfer(&*world, held.as_ref(), offers, receiver)?;
+            if receives {
+                rebuilt.as_mut().unwrap_or(self.model).set_loss_scale(loss_scale);
+            }
             if rebuilds {
                 // Only when all ranks have their parts does any of them give up its part in the layout before.
                 world.run(Operation::Barrier)?;

@@ -2,6 +2,7 @@
 
 use candle_core::{Tensor, Var};
 use sampler::SamplerState;
+use strategy::DistributedModel;
 use training::build::Model;
 use training::{LossScaler, LossScalerState};
 
@@ -31,7 +32,7 @@ impl<M: Model> Trainer<'_, M> {
     pub(in crate::trainer) fn undo_step(&mut self, before: &BeforeStep) -> Result<()> {
         self.batches.resume(&before.order)?;
         before.buffers.iter().try_for_each(|(var, value)| var.set(value))?;
-        self.model.resume_loss_scale(before.loss_scale);
+        self.model.set_loss_scale(before.loss_scale);
         Ok(())
     }
 }

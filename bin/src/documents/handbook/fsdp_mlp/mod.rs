@@ -25,6 +25,7 @@ use data::{Batches, Samples};
 use self::model::LargeModel;
 use self::peak_memory::PeakMemory;
 use crate::documents::shared::python::Fixed;
+use strategy::DistributedModel;
 
 /// The handbook prints the loss of every so many steps.
 const PRINTED: usize = 10;

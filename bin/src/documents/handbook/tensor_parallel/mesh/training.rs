@@ -11,6 +11,7 @@ use report::RunSeries;
 use report::metrics::MemoryUse;
 use sampler::{DataLoader, DataLoaderConfig, DistributedSampler, DistributedSamplerConfig};
 use serde::{Deserialize, Serialize};
+use strategy::DistributedModel;
 use tensor_parallel::{Result as LayerResult, ShardBuilder, TensorParallel, TensorParallelConfig, Weights};
 use training::{Adam, AdamConfig};
 

@@ -1,5 +1,6 @@
 //! Keeps collectives alive during work that takes some ranks longer than the timeout of the others.
 
+use std::fmt::Display;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
@@ -7,18 +8,20 @@ use std::time::Duration;
 use candle_core::{Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp};
 
-use crate::agreement::all_agree;
-use crate::{Error, Result};
+use crate::{Error, all_agree};
 
 /// The longest time between two all-reduces.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Does this rank's part of some work, while all ranks repeat a small all-reduce until all are done: however long the
-/// work takes, no rank runs into its timeout. Call on every rank. If it fails on one rank, it fails on all.
-pub(crate) fn with_keep_alive<T: Send>(
-    world: &dyn Communicator,
-    work: impl FnOnce() -> Result<T> + Send,
-) -> Result<T> {
+/// work takes, no rank runs into its timeout. Call on every rank of the groups, which are as in [`comm::all_agree`].
+///
+/// # Errors
+/// On every rank, if the work fails on one; failures of communication.
+pub fn with_keep_alive<T: Send, E: From<Error> + From<comm::Error> + Display + Send>(
+    groups: &[&dyn Communicator],
+    work: impl FnOnce() -> Result<T, E> + Send,
+) -> Result<T, E> {
     let result = thread::scope(|scope| {
         let (tell, told) = channel();
         let worker = scope.spawn(move || tell.send(work()));
@@ -30,13 +33,11 @@ pub(crate) fn with_keep_alive<T: Send>(
                     Err(RecvTimeoutError::Timeout) => None,
                     Err(RecvTimeoutError::Disconnected) => {
                         let help = "this is a mistake in girandole";
-                        Some(Err(Error::invalid("the work on a file", "a panic", help)))
+                        Some(Err(Error::invalid("the work on a file", "a panic", help).into()))
                     }
                 };
             }
-            let done = Tensor::new(&[u8::from(result.is_some())], &Device::Cpu)?;
-            world.run(Operation::AllReduce { tensor: done.clone(), op: ReduceOp::Min })?;
-            if done.to_vec1::<u8>()?[0] == 1
+            if all_are_done(groups, result.is_some())?
                 && let Some(result) = result
             {
                 // A panic is in `result` already; unjoined, it would end this thread as well.
@@ -46,5 +47,13 @@ pub(crate) fn with_keep_alive<T: Send>(
             wait = (wait * 2).min(PERIOD);
         }
     });
-    all_agree(world, result.and_then(|result| result))
+    all_agree(groups.iter().copied(), result.and_then(|result| result))
+}
+
+fn all_are_done(groups: &[&dyn Communicator], own: bool) -> crate::Result<bool> {
+    let done = Tensor::new(&[u8::from(own)], &Device::Cpu)?;
+    for group in groups {
+        group.run(Operation::AllReduce { tensor: done.clone(), op: ReduceOp::Min })?;
+    }
+    Ok(done.to_vec1::<u8>()?[0] == 1)
 }

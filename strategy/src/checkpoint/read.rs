@@ -1,24 +1,21 @@
 //! Sharded checkpoint reader: reads the elements that are needed from the files that hold them.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::Init;
-use comm::{Communicator, all_gather_object};
 use serde_json::Value;
-use training::build::{Model, RangeReader};
+use training::build::RangeReader;
 use training::internal::Runs;
-use training::{Contents, LossScalerState, OptimizerState};
+use training::{Contents, LossScalerState};
 
-use super::manifest::{Manifest, OptimizerEntry, Part, model_key, optimizer_key};
+use super::manifest::{Manifest, OptimizerEntry, Part, TensorEntry, model_key, optimizer_key};
 use super::source::Source;
-use super::with_keep_alive;
-use crate::agreement::all_agree;
 use crate::region::{Overlap, Region};
-use crate::{Error, Parallel, Result};
+use crate::{Error, Piece, Result};
 
 /// Largest gap between two runs, in elements, up to which both are read at once: reading the gap is faster than a
 /// second read.
@@ -73,6 +70,10 @@ impl CheckpointReader {
         &self.manifest.extra
     }
 
+    pub(super) fn into_extra(self) -> Value {
+        self.manifest.extra
+    }
+
     /// Reads a whole parameter.
     ///
     /// # Errors
@@ -112,7 +113,7 @@ impl CheckpointReader {
 
     /// Returns the optimizer's keys of a parameter, and whether each has a value for each element.
     pub(super) fn optimizer_keys(&self, name: &str) -> impl Iterator<Item = (&String, bool)> {
-        let of = self.manifest.optimizer.iter().filter(move |(_, entry)| entry.of == name);
+        let of = self.manifest.optimizer.iter().flatten().filter(move |(_, entry)| entry.of == name);
         of.map(|(key, entry)| (key, entry.by_element))
     }
 
@@ -137,12 +138,7 @@ impl CheckpointReader {
             let problem = format!("its parts of {name} overlap, and others are missing");
             Error::file(&self.folder, problem)
         };
-        if described.dims != wanted.dims {
-            let (got, expected) = (&described.dims, &wanted.dims);
-            let problem =
-                format!("its {name} is {got:?}, and the model's is {expected:?}: it is of another model");
-            return Err(Error::file(&self.folder, problem));
-        }
+        self.check_dims(name, described, wanted)?;
         let mut pieces: Vec<(usize, Tensor)> = Vec::new();
         for part in &described.parts {
             let common = wanted.common(&part.region(&described.dims));
@@ -191,6 +187,68 @@ impl CheckpointReader {
         }
     }
 
+    /// Returns the state that an optimizer had of these pieces, by its keys.
+    pub(super) fn optimizer_state(&mut self, pieces: &[Piece]) -> Result<HashMap<String, Tensor>> {
+        let Some(entries) = self.manifest.optimizer.clone() else {
+            let problem = "it was written without an optimizer; load it without one";
+            return Err(Error::file(&self.folder, problem));
+        };
+        let mut of: HashMap<&str, Vec<(&String, &OptimizerEntry)>> = HashMap::new();
+        entries.iter().for_each(|(key, entry)| of.entry(&entry.of).or_default().push((key, entry)));
+        let mut state = HashMap::new();
+        for piece in pieces {
+            for (key, entry) in of.get(piece.name.as_str()).into_iter().flatten() {
+                let value = self.remembered(key, entry, &piece.region)?;
+                let value = if entry.by_element { piece.padded(value)? } else { value };
+                state.insert(format!("{}{}", piece.var_name, &key[piece.name.len()..]), value);
+            }
+        }
+        Ok(state)
+    }
+
+    /// Returns the whole state of the optimizer, by its keys; `None` if the checkpoint was written without one.
+    pub(super) fn whole_optimizer(&mut self) -> Result<Option<HashMap<String, Tensor>>> {
+        let Some(entries) = self.manifest.optimizer.clone() else { return Ok(None) };
+        let mut state = HashMap::new();
+        for (key, entry) in entries {
+            let dims = self.manifest.parameters.get(&entry.of).map(|described| described.dims.clone());
+            let dims = dims.ok_or_else(|| self.missing(&entry.of))?;
+            let value = self.remembered(&key, &entry, &Region::whole(&dims))?;
+            state.insert(key, if entry.by_element { value.reshape(dims)? } else { value });
+        }
+        Ok(Some(state))
+    }
+
+    /// Refuses a model that has a parameter which the checkpoint does not have, or has in another shape.
+    pub(super) fn check(&self, pieces: &[Piece]) -> Result<()> {
+        for piece in pieces.iter().filter(|piece| !piece.is_buffer || self.has(&piece.name)) {
+            match self.manifest.parameters.get(self.root(&piece.name)) {
+                None => return Err(self.missing(&piece.name)),
+                Some(described) => self.check_dims(&piece.name, described, &piece.region)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the checkpoint has a parameter or buffer of this name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.manifest.parameters.contains_key(self.root(name))
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    fn check_dims(&self, name: &str, described: &TensorEntry, wanted: &Region) -> Result<()> {
+        if described.dims == wanted.dims {
+            return Ok(());
+        }
+        let (got, expected) = (&described.dims, &wanted.dims);
+        let problem =
+            format!("its {name} is {got:?}, and the model's is {expected:?}: it is of another model");
+        Err(Error::file(&self.folder, problem))
+    }
+
     /// Reads the optimizer state under this key.
     fn remembered(
         &mut self,
@@ -220,86 +278,6 @@ fn reads_of(common: &[Overlap]) -> impl Iterator<Item = (&[Overlap], Range<usize
         });
         (runs, start..end)
     })
-}
-
-impl<M: Model> Parallel<M> {
-    /// Loads a checkpoint that any layout wrote: the trained parameters, and the optimizer state if an optimizer is
-    /// given. Call on every rank, with the same checkpoint. Returns the writer's [`training::Checkpoint::extra`].
-    ///
-    /// # Cost
-    /// Each rank reads its parts; all ranks together read all files once more to check the hashes.
-    ///
-    /// # Errors
-    /// On every rank: a checkpoint of another model; a file that has changed since it was written, by name.
-    pub fn load(&mut self, contents: &Contents, optimizer: Option<&mut dyn OptimizerState>) -> Result<Value> {
-        let world = self.mesh().world().clone();
-        let (rank, ranks) = (world.rank(), world.world_size());
-        let files: Vec<(&String, &str)> =
-            contents.files.iter().map(|(name, hash)| (name, &*hash.sha256)).collect();
-        let own = format!("step {}: {files:?}", contents.step);
-        if let Some(other) = all_gather_object(&*world, &own)?.iter().position(|other| *other != own) {
-            let problem = format!("rank {other} is given another checkpoint: all ranks must see one folder");
-            return Err(Error::file(&contents.folder, problem));
-        }
-        // Hashes are checked before damaged files can be read and misunderstood.
-        with_keep_alive(&*world, || {
-            let own = contents.files.keys().skip(rank).step_by(ranks);
-            Ok(own.into_iter().try_for_each(|name| contents.check(name))?)
-        })?;
-        let mut saved = all_agree(&*world, CheckpointReader::open(contents))?;
-        self.check_names(&*world, &saved)?;
-        let read = self.read_all(&mut saved, optimizer);
-        all_agree(&*world, read)?;
-        self.resume_loss_scale(saved.loss_scale());
-        Ok(saved.manifest.extra)
-    }
-
-    /// Refuses a checkpoint with parameters that no rank has.
-    fn check_names(&self, world: &dyn Communicator, saved: &CheckpointReader) -> Result<()> {
-        let own: Vec<String> = self.pieces().into_iter().map(|piece| piece.name).collect();
-        let all: HashSet<String> = all_gather_object(world, &own)?.into_iter().flatten().collect();
-        match saved.shapes().find(|(name, _)| !all.contains(*name)) {
-            Some((name, _)) => {
-                let problem =
-                    format!("it has a parameter {name} that is not trained here: it is of another model");
-                Err(Error::file(&saved.folder, problem))
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Sets parameters, state and the state of the optimizer.
-    pub(super) fn read_all(
-        &self,
-        saved: &mut CheckpointReader,
-        optimizer: Option<&mut dyn OptimizerState>,
-    ) -> Result<()> {
-        let pieces = self.pieces();
-        let padded = |values: Tensor, var: &candle_core::Var| {
-            let missing = var.elem_count() - values.elem_count();
-            let values = if missing == 0 { values } else { values.pad_with_zeros(0, 0, missing)? };
-            values.reshape(var.shape())
-        };
-        if let Some(optimizer) = optimizer {
-            let mut state = HashMap::new();
-            let keys = saved.manifest.optimizer.clone();
-            let mut of: HashMap<&str, Vec<(&String, &OptimizerEntry)>> = HashMap::new();
-            keys.iter().for_each(|(key, kept)| of.entry(&kept.of).or_default().push((key, kept)));
-            for piece in &pieces {
-                for (key, kept) in of.get(piece.name.as_str()).into_iter().flatten() {
-                    let value = saved.remembered(key, kept, &piece.region)?;
-                    let value = if kept.by_element { padded(value, &piece.var)? } else { value };
-                    state.insert(format!("{}{}", piece.var_name, &key[piece.name.len()..]), value);
-                }
-            }
-            optimizer.load_state(&state)?;
-        }
-        for piece in &pieces {
-            let values = padded(saved.read(&piece.name, &piece.region)?, &piece.var)?;
-            piece.var.set(&values.to_dtype(piece.var.dtype())?.to_device(piece.var.device())?)?;
-        }
-        Ok(())
-    }
 }
 
 /// A checkpoint as the source of a model's initial weights.

@@ -8,13 +8,13 @@ use std::str::FromStr;
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Operation, all_gather_object};
 use serde::{Deserialize, Serialize};
-use training::OptimizerState;
-use training::build::Model;
+use training::{LossScalerState, OptimizerState};
 
+use super::load::set;
 use super::manifest::{Manifest, model_key, optimizer_key};
 use super::snapshot::SnapshotParts;
 use super::{CheckpointReader, Snapshot};
-use crate::{Error, Parallel, Result};
+use crate::{Error, Piece, Result};
 
 /// A rank's pieces of a model, for the other ranks.
 #[derive(Serialize, Deserialize)]
@@ -42,31 +42,34 @@ struct Request {
 /// The tensors that are offered, by snapshot and key, with the rank that offers them.
 type Offered = HashMap<(String, String), (usize, Outline)>;
 
-/// A model and its optimizer, which are given the state.
-pub(crate) struct Receiver<'a, M> {
-    pub(crate) model: &'a mut Parallel<M>,
-    pub(crate) optimizer: &'a mut dyn OptimizerState,
+/// The pieces of a rank's model and its optimizer, which are given the state.
+pub struct Receiver<'a> {
+    /// The pieces.
+    pub pieces: Vec<Piece>,
+    /// The optimizer.
+    pub optimizer: &'a mut dyn OptimizerState,
 }
 
-/// Gives a model on the ranks of `world` the state in their snapshots (`Parallel::snapshot_as_first_copy`). Of the ranks
-/// whose snapshots have the same pieces, one `offers` its own to the others. A rank without a `receiver` only sends.
-/// Call on every rank of the group.
+/// Gives a model on the ranks of `world` the state in their snapshots, which each rank has prepared by
+/// [`DeferredSnapshot::of`](super::DeferredSnapshot::of) as one that writes. Of the ranks whose snapshots have the same
+/// pieces and name, one `offers` its own to the others. A rank without a `receiver` only sends. Call on every rank of the
+/// group. Returns the state of the loss scaler.
 ///
 /// # Cost
 /// Each rank receives the elements that it needs and does not hold, once.
 ///
 /// # Errors
 /// Pieces that are not the whole model; failures of communication.
-pub(crate) fn transfer<M: Model>(
+pub fn transfer(
     world: &dyn Communicator,
     held: Option<&Snapshot>,
     offers: bool,
-    receiver: Option<Receiver<'_, M>>,
-) -> Result<()> {
+    receiver: Option<Receiver<'_>>,
+) -> Result<Option<LossScalerState>> {
     let own = held.filter(|_| offers).map(Offer::of);
     let (manifest, offered) = collect(all_gather_object(world, &own)?);
     let mut reader = CheckpointReader::of(Path::new("the other ranks"), manifest, BTreeMap::new())?;
-    let wanted = receiver.as_ref().map(|receiver| requests(receiver.model, &reader, &offered));
+    let wanted = receiver.as_ref().map(|receiver| requests(&receiver.pieces, &reader, &offered));
     let mut remote = Vec::new();
     for request in wanted.unwrap_or_default() {
         match held.filter(|held| held.described.file == request.file) {
@@ -94,10 +97,11 @@ pub(crate) fn transfer<M: Model>(
             }
         }
     }
-    let Some(Receiver { model, optimizer }) = receiver else { return Ok(()) };
-    model.read_all(&mut reader, Some(optimizer))?;
-    model.resume_loss_scale(reader.loss_scale());
-    Ok(())
+    if let Some(Receiver { pieces, optimizer }) = receiver {
+        optimizer.load_state(&reader.optimizer_state(&pieces)?)?;
+        set(&mut reader, &pieces)?;
+    }
+    Ok(reader.loss_scale())
 }
 
 /// Returns the description of all pieces, and the tensors with the ranks that offer them.
@@ -106,8 +110,8 @@ fn collect(offers: Vec<Option<Offer>>) -> (Manifest, Offered) {
     for (from, offer) in offers.into_iter().enumerate() {
         let Some(Offer { described, tensors }) = offer else { continue };
         let SnapshotParts { file, parts, optimizer, ties, loss_scale } = described;
-        manifest.add(parts, optimizer);
-        (manifest.ties, manifest.loss_scale) = (ties, loss_scale);
+        manifest.add(parts, optimizer, ties);
+        manifest.loss_scale = loss_scale;
         let of_file = |outline: Outline| ((file.clone(), outline.key.clone()), (from, outline));
         offered.extend(tensors.into_iter().map(of_file));
     }
@@ -115,9 +119,9 @@ fn collect(offers: Vec<Option<Offer>>) -> (Manifest, Offered) {
 }
 
 /// Returns what this rank reads to set its model and optimizer.
-fn requests<M: Model>(model: &Parallel<M>, reader: &CheckpointReader, offered: &Offered) -> Vec<Request> {
+fn requests(pieces: &[Piece], reader: &CheckpointReader, offered: &Offered) -> Vec<Request> {
     let mut all = Vec::new();
-    for piece in model.pieces() {
+    for piece in pieces {
         let reads = reader.reads(&piece.name, &piece.region);
         let mut keys = vec![model_key(reader.root(&piece.name))];
         for (key, by_element) in reader.optimizer_keys(&piece.name) {

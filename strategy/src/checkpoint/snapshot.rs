@@ -1,15 +1,13 @@
 //! A rank's contribution to a checkpoint: copied at once, or while the next step is computed.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
-use training::build::Model;
-use training::{DeferredCopy, LossScaler, LossScalerState, OptimizerState};
+use training::{DeferredCopy, LossScalerState, OptimizerState};
 
 use super::manifest::{NamedPart, OptimizerEntry, Part, model_key, optimizer_key};
-use crate::parallel::Piece;
-use crate::{Parallel, Result};
+use crate::{DistributedModel, Piece, Result};
 
 /// One rank's contribution to a checkpoint: copies, which later steps do not change.
 #[derive(Debug)]
@@ -23,7 +21,8 @@ pub struct Snapshot {
 pub(super) struct SnapshotParts {
     pub(super) file: String,
     pub(super) parts: Vec<NamedPart>,
-    pub(super) optimizer: BTreeMap<String, OptimizerEntry>,
+    /// `None` without an optimizer.
+    pub(super) optimizer: Option<BTreeMap<String, OptimizerEntry>>,
     pub(super) ties: HashMap<String, String>,
     pub(super) loss_scale: Option<LossScalerState>,
 }
@@ -36,7 +35,7 @@ impl Snapshot {
     }
 
     /// Returns the memory of the copies, for the next snapshot.
-    pub(crate) fn into_spares(self) -> SpareTensors {
+    pub fn into_spares(self) -> SpareTensors {
         self.tensors
     }
 }
@@ -59,7 +58,10 @@ impl DeferredSnapshot {
     }
 
     /// As [`copy`](Self::copy), in the memory of an earlier snapshot, which is taken.
-    pub(crate) fn copy_over(self, spares: &mut SpareTensors) -> Result<Snapshot> {
+    ///
+    /// # Errors
+    /// Those of [`copy`](Self::copy).
+    pub fn copy_over(self, spares: &mut SpareTensors) -> Result<Snapshot> {
         let mut spares = std::mem::take(spares);
         let copied = self.tensors.into_iter().map(|(key, later)| {
             let spare = spares.remove(&key);
@@ -69,84 +71,72 @@ impl DeferredSnapshot {
     }
 
     /// Returns what [`reserve`] needs to know.
-    pub(crate) fn sizes(&self) -> Vec<(String, usize, DType)> {
+    pub fn sizes(&self) -> Vec<(String, usize, DType)> {
         let pending = self.tensors.iter().filter(|(_, later)| later.is_pending());
         pending.map(|(key, later)| (key.clone(), later.dims().iter().product(), later.dtype())).collect()
     }
 }
 
 /// Tensors of an earlier snapshot, by their keys: the next one is copied over them.
-pub(crate) type SpareTensors = HashMap<String, Tensor>;
+pub type SpareTensors = HashMap<String, Tensor>;
 
 /// Takes the memory for a first snapshot from the operating system.
-pub(crate) fn reserve(sizes: Vec<(String, usize, DType)>) -> candle_core::Result<SpareTensors> {
+///
+/// # Errors
+/// A lack of memory.
+pub fn reserve(sizes: Vec<(String, usize, DType)>) -> candle_core::Result<SpareTensors> {
     // Zeros would take no memory until they are overwritten.
     let ones = |(key, len, dtype)| Ok((key, Tensor::ones(len, dtype, &Device::Cpu)?));
     sizes.into_iter().map(ones).collect()
 }
 
-impl<M: Model> Parallel<M> {
-    /// Copies this rank's contribution to a checkpoint, for [`Snapshot::write`] while training continues.
+impl DeferredSnapshot {
+    /// Prepares what a rank contributes to a checkpoint, under this name; `writes`: whether its copy of the model is the one
+    /// that is written.
     ///
     /// # Errors
-    /// An optimizer that was not made from [`named_vars`](Parallel::named_vars).
-    pub fn snapshot(&self, optimizer: Option<&dyn OptimizerState>) -> Result<Snapshot> {
-        self.snapshot_later(optimizer)?.copy()
-    }
-
-    /// Prepares a copy that can be made while forward and backward of the next step run: parameters only change in the
-    /// optimizer's step, which must wait for [`DeferredSnapshot::copy`]. Variables that forward changes, such as running
-    /// statistics, are copied at once, and so are variables that are not on the CPU.
-    ///
-    /// # Errors
-    /// Those of [`snapshot`](Self::snapshot).
-    pub fn snapshot_later(&self, optimizer: Option<&dyn OptimizerState>) -> Result<DeferredSnapshot> {
-        let file = format!("rank-{:05}", self.mesh().world().rank());
-        self.snapshot_of(file, self.pieces(), optimizer)
-    }
-
-    /// Copies what this rank would write if it belonged to the first copy of the model.
-    pub(crate) fn snapshot_as_first_copy(&self, optimizer: &dyn OptimizerState) -> Result<Snapshot> {
-        let file = format!("{:?}", self.place());
-        self.snapshot_of(file, self.pieces_of_copy(0), Some(optimizer))?.copy()
-    }
-
-    fn snapshot_of(
-        &self,
+    /// An optimizer that was not made from the model's named variables.
+    pub fn of<M: DistributedModel + ?Sized>(
+        model: &M,
         file: String,
-        pieces: Vec<Piece>,
+        writes: bool,
         optimizer: Option<&dyn OptimizerState>,
-    ) -> Result<DeferredSnapshot> {
-        let changes: HashSet<String> = self.buffers().into_iter().map(|(name, _)| name).collect();
-        let (mut tensors, mut parts, mut remembered) = (Vec::new(), Vec::new(), BTreeMap::new());
-        for piece in pieces.iter().filter(|piece| piece.is_described()) {
+    ) -> std::result::Result<Self, M::Error> {
+        let pieces = model.pieces()?;
+        let (mut tensors, mut parts) = (Vec::new(), Vec::new());
+        for piece in pieces.iter().filter(|piece| writes && piece.is_described()) {
             if !piece.region.is_empty() {
-                let copy = copy_of(piece, changes.contains(&piece.var_name))?;
-                tensors.push((model_key(&piece.name), copy));
+                tensors.push((model_key(&piece.name), copy_of(piece)?));
             }
             let dtype = piece.var.dtype().as_str().to_string();
             let part = Part::of(&file, &piece.region);
             parts.push((piece.name.clone(), piece.region.dims.clone(), dtype, part));
         }
-        for (key, value) in optimizer.map_or_else(|| Ok(Vec::new()), OptimizerState::state_later)? {
-            let piece = piece_of(&pieces, &key)?;
+        let state = optimizer.map(|optimizer| optimizer.state_later()).transpose()?;
+        let mut optimizer = state.as_ref().map(|_| BTreeMap::new());
+        for (key, value) in state.into_iter().flatten() {
+            let piece = piece_of(&pieces, &key, M::NAMED_VARS)?;
             // The step count of a parameter with one element has the same shape, but an integer dtype.
             let by_element = value.dims() == piece.var.dims() && value.dtype().is_float();
-            if !piece.writes || (by_element && !piece.is_described()) {
+            if !writes || !piece.is_first || (by_element && !piece.is_described()) {
                 continue;
             }
             let key = format!("{}{}", piece.name, &key[piece.var_name.len()..]);
             if !(by_element && piece.region.is_empty()) {
                 // Without padding.
-                let value = if by_element { value.first(piece.region.len())? } else { value };
+                let value = if by_element {
+                    value.first(piece.region.len()).map_err(crate::Error::from)?
+                } else {
+                    value
+                };
                 tensors.push((optimizer_key(&key), value));
             }
-            remembered.insert(key, OptimizerEntry { of: piece.name.clone(), by_element });
+            let entry = OptimizerEntry { of: piece.name.clone(), by_element };
+            optimizer.get_or_insert_default().insert(key, entry);
         }
-        let loss_scale = self.loss_scaler().map(LossScaler::state);
-        let ties = self.ties_of();
-        let described = SnapshotParts { file, parts, optimizer: remembered, ties, loss_scale };
-        Ok(DeferredSnapshot { tensors, described })
+        let (ties, loss_scale) = (model.ties(), model.loss_scale());
+        let described = SnapshotParts { file, parts, optimizer, ties, loss_scale };
+        Ok(Self { tensors, described })
     }
 }
 
@@ -156,19 +146,18 @@ fn own(tensor: &Tensor, len: usize) -> candle_core::Result<Tensor> {
     if own.device().is_cpu() { own.force_contiguous() } else { own.to_device(&Device::Cpu) }
 }
 
-fn copy_of(piece: &Piece, at_once: bool) -> Result<DeferredCopy> {
+fn copy_of(piece: &Piece) -> Result<DeferredCopy> {
     let (tensor, len) = (piece.var.as_detached_tensor(), piece.region.len());
-    if at_once || !tensor.device().is_cpu() {
+    if piece.is_buffer || !tensor.device().is_cpu() {
         return Ok(DeferredCopy::done(own(&tensor, len)?));
     }
     Ok(DeferredCopy::new(tensor).first(len)?)
 }
 
 /// Returns the piece to which an optimizer's key belongs.
-fn piece_of<'a>(pieces: &'a [Piece], key: &str) -> Result<&'a Piece> {
+fn piece_of<'a>(pieces: &'a [Piece], key: &str, named_vars: &'static str) -> Result<&'a Piece> {
     let is_of = |name: &str| key.strip_prefix(name).is_some_and(|rest| rest.starts_with('.'));
     let of = pieces.iter().filter(|piece| is_of(&piece.var_name));
-    of.max_by_key(|piece| piece.var_name.len()).ok_or_else(|| {
-        training::Error::UnownedState { key: key.to_string(), named_vars: "Parallel::named_vars" }.into()
-    })
+    of.max_by_key(|piece| piece.var_name.len())
+        .ok_or_else(|| training::Error::UnownedState { key: key.to_string(), named_vars }.into())
 }

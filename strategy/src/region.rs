@@ -42,7 +42,7 @@ impl Region {
     }
 
     /// Returns the ranges of the flattened tensor, each with its offset in the region; both ascending.
-    fn ranges(&self) -> impl Iterator<Item = (Range<usize>, usize)> {
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (Range<usize>, usize)> {
         self.runs.within(self.window.clone()).scan(0, |end, range| {
             let begin = *end;
             *end += range.len();
@@ -51,7 +51,7 @@ impl Region {
     }
 
     /// Returns the ranges of the flattened tensor, ascending.
-    pub(crate) fn elements(&self) -> impl Iterator<Item = Range<usize>> {
+    pub fn elements(&self) -> impl Iterator<Item = Range<usize>> {
         self.runs.within(self.window.clone())
     }
 

@@ -7,14 +7,15 @@ use serde_json::Value;
 use training::LossScalerState;
 use training::internal::Runs;
 
-use crate::region::Region;
+use crate::Region;
 
 /// Content of the manifest: describes all parts, and holds the program's own data.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Manifest {
     pub(super) parameters: BTreeMap<String, TensorEntry>,
-    /// State of the optimizer, by key; each is a tensor divided like its parameter, or one value.
-    pub(super) optimizer: BTreeMap<String, OptimizerEntry>,
+    /// State of the optimizer, by key; each is a tensor divided like its parameter, or one value. Empty before the first
+    /// step; `None` if the checkpoint was written without an optimizer.
+    pub(super) optimizer: Option<BTreeMap<String, OptimizerEntry>>,
     /// For each tied parameter the name of the parameter that it is tied to.
     pub(super) ties: HashMap<String, String>,
     /// State of the loss scaler, if losses are scaled.
@@ -25,8 +26,16 @@ pub(super) struct Manifest {
 
 impl Manifest {
     /// Adds what one rank contributes.
-    pub(super) fn add(&mut self, parts: Vec<NamedPart>, optimizer: BTreeMap<String, OptimizerEntry>) {
-        self.optimizer.extend(optimizer);
+    pub(super) fn add(
+        &mut self,
+        parts: Vec<NamedPart>,
+        optimizer: Option<BTreeMap<String, OptimizerEntry>>,
+        ties: HashMap<String, String>,
+    ) {
+        if let Some(optimizer) = optimizer {
+            self.optimizer.get_or_insert_default().extend(optimizer);
+        }
+        self.ties.extend(ties);
         for (name, dims, dtype, part) in parts {
             let described = TensorEntry { dims, dtype, parts: Vec::new() };
             self.parameters.entry(name).or_insert(described).parts.push(part);
@@ -35,7 +44,7 @@ impl Manifest {
 }
 
 /// Name, shape and dtype of a parameter, and the part of it that a rank holds.
-pub(super) type NamedPart = (String, Vec<usize>, String, Part);
+pub(crate) type NamedPart = (String, Vec<usize>, String, Part);
 
 /// Shape, dtype and parts of a tensor.
 #[derive(Debug, Serialize, Deserialize)]
@@ -64,7 +73,7 @@ pub(super) fn optimizer_key(key: &str) -> String {
 
 /// A region without the shape, as stored in manifests.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Part {
+pub(crate) struct Part {
     /// Name of the file's tensor set.
     pub(super) file: String,
     /// Start, length, stride and count.
@@ -73,13 +82,13 @@ pub(super) struct Part {
 }
 
 impl Part {
-    pub(super) fn of(file: &str, region: &Region) -> Self {
+    pub(crate) fn of(file: &str, region: &Region) -> Self {
         let Runs { start, len, stride, count } = region.runs;
         let window = [region.window.start, region.window.end];
         Self { file: file.into(), runs: [start, len, stride, count], window }
     }
 
-    pub(super) fn region(&self, dims: &[usize]) -> Region {
+    pub(crate) fn region(&self, dims: &[usize]) -> Region {
         let [start, len, stride, count] = self.runs;
         let runs = Runs { start, len, stride, count };
         Region { dims: dims.to_vec(), runs, window: self.window[0]..self.window[1] }

@@ -1,0 +1,88 @@
+//! The crate's error type.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// An error of what the strategies share.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument that is not valid.
+    #[error("{what}: got {got}; {help}")]
+    Invalid {
+        /// What it is.
+        what: String,
+        /// Its value.
+        got: String,
+        /// What would be accepted.
+        help: String,
+    },
+    /// A checkpoint or another file that cannot be used.
+    #[error("{}: {problem}", path.display())]
+    File {
+        /// The file or folder.
+        path: PathBuf,
+        /// The problem.
+        problem: String,
+    },
+    /// Another rank failed, and not this one.
+    #[error("rank {rank} failed: {reason}")]
+    PeerFailed {
+        /// Its global rank.
+        rank: usize,
+        /// Its error message.
+        reason: String,
+    },
+    /// A gradient contains a NaN or an infinity. Every rank returns this same error.
+    #[error(
+        "the gradient of parameter {parameter} on rank {rank} is not finite, all gradients together have a norm of {norm}; none was \
+         changed: skip the step, or look for the cause"
+    )]
+    NotFinite {
+        /// The first such parameter on that rank.
+        parameter: String,
+        /// The first rank that has such a gradient; rank in the whole job.
+        rank: usize,
+        /// The norm of all gradients together.
+        norm: f64,
+    },
+    /// An error of `training`: of an optimizer or a tensor file.
+    #[error(transparent)]
+    Training(Arc<training::Error>),
+    /// An error of candle.
+    #[error(transparent)]
+    Candle(Arc<candle_core::Error>),
+    /// An error of `comm`.
+    #[error(transparent)]
+    Comm(#[from] comm::Error),
+}
+
+/// The result type of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+comm::error_conversions!(Error);
+
+impl From<candle_core::Error> for Error {
+    fn from(source: candle_core::Error) -> Self {
+        comm::carried_as(&source).unwrap_or_else(|| Self::Candle(Arc::new(source)))
+    }
+}
+
+impl Error {
+    pub(crate) fn invalid(what: impl Into<String>, got: impl ToString, help: impl Into<String>) -> Self {
+        Self::Invalid { what: what.into(), got: got.to_string(), help: help.into() }
+    }
+
+    pub(crate) fn file(path: &Path, problem: impl ToString) -> Self {
+        Self::File { path: path.into(), problem: problem.to_string() }
+    }
+
+    /// Whether another rank failed, and not this one.
+    pub fn is_peer_failure(&self) -> bool {
+        match self {
+            Self::Comm(error) => error.is_peer_failure(),
+            Self::PeerFailed { .. } => true,
+            _ => false,
+        }
+    }
+}
