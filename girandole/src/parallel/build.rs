@@ -81,29 +81,16 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
         let remake: Remake<M> = Arc::new(move |comm, layout, config| {
             Self::build(comm, layout, &undrawn(&again), config, source.clone(), again.clone())
         });
-        if config.micro_batches == 0 {
-            return Err(Error::invalid("micro_batches", 0, "give 1 or more"));
-        }
-        if config.recompute == Recompute::Every(0) {
-            return Err(Error::invalid("recompute", "Every(0)", "give 1 or more, or Recompute::None"));
-        }
+        check_config::<M>(config)?;
         let scaler = config.loss_scale.map(LossScaler::new).transpose()?;
         let mesh = layout.mesh(comm)?;
         let data = mesh.plane(&["dp", "shard"])?;
-        if config.sequence_parallel && !M::divides_sequences() {
-            let help = "leave it out: this model may compute positions of a sequence together (Model::divides_sequences)";
-            return Err(Error::invalid("ParallelConfig::sequence_parallel", true, help));
-        }
         let tensors = TensorParallelConfig {
             sequence_parallel: config.sequence_parallel,
             dtype: config.dtype,
             device: config.device.clone(),
             ..Default::default()
         };
-        if config.fsdp.mixed_precision.output_dtype.is_some() {
-            let help = "leave it out: a model in a layout gives what its last unit gives";
-            return Err(Error::invalid("ParallelConfig::fsdp's output_dtype", "a dtype", help));
-        }
         let outline = build(&Builder::of_units(Arc::new(NoUnits)))?;
         if outline.units().is_empty() {
             let help = "make its parts with Builder::unit, and give them in Units::units, in the order of the forward pass";
@@ -142,6 +129,25 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
         parallel.counted = counted.map(|piece| piece.var.id()).collect();
         Ok(parallel)
     }
+}
+
+/// Refuses a configuration that no layout can have with this model.
+fn check_config<M: Model>(config: &ParallelConfig) -> Result<()> {
+    if config.micro_batches == 0 {
+        return Err(Error::invalid("micro_batches", 0, "give 1 or more"));
+    }
+    if config.recompute == Recompute::Every(0) {
+        return Err(Error::invalid("recompute", "Every(0)", "give 1 or more, or Recompute::None"));
+    }
+    if config.sequence_parallel && !M::divides_sequences() {
+        let help = "leave it out: this model may compute positions of a sequence together (Model::divides_sequences)";
+        return Err(Error::invalid("ParallelConfig::sequence_parallel", true, help));
+    }
+    if config.fsdp.mixed_precision.output_dtype.is_some() {
+        let help = "leave it out: a model in a layout gives what its last unit gives";
+        return Err(Error::invalid("ParallelConfig::fsdp's output_dtype", "a dtype", help));
+    }
+    Ok(())
 }
 
 /// Returns the weights with which a model is built again: parameters that are trained are given their values later.
