@@ -9,7 +9,7 @@
 //! - [`trainer`]: the training loop over epochs or steps, which resumes, and goes on when ranks are lost or come.
 //! - [`agreement`]: which options must be the same on all ranks, which is checked before any of them trains.
 //! - [`rank`], [`start`]: one process of the job, and how it becomes one.
-//! - [`run_log`], [`live_page`], [`progress`], [`console`], [`outputs`]: what a run writes, and where.
+//! - [`run_log`], `live_page`, [`progress`], [`console`], [`outputs`]: what a run writes, and where.
 //! - [`program`]: a program of several such commands, with two pages of help ([`help`]) and `--recipe` ([`recipe`]).
 //! - [`language`]: the commands for language models, such as `pretrain` and `generate`.
 //! - [`plan`], [`comm_bench`]: the commands that show what layouts and collectives cost. [`launch`]: any program as ranks. [`shell`]:

@@ -230,7 +230,7 @@ pub trait DistributedModel {
     }
 
     /// Writes the whole model to one safetensors file under its names, which PyTorch can read if the model uses its names.
-    /// Call on every rank; the first one writes. The file appears complete or not at all: see [`training::AtomicFile`].
+    /// Call on every rank; the first one writes. The file appears complete or not at all: see [`training::internal::AtomicFile`].
     ///
     /// # Memory
     /// On the first rank, one parameter at a time.

@@ -238,7 +238,7 @@ enum Bounds {
 }
 
 impl Parts {
-    /// Divides `len` elements into `count` nearly equal parts, see [`part`].
+    /// Divides `len` elements into `count` nearly equal parts.
     pub fn even(len: usize, count: usize) -> Self {
         Self(Bounds::Even { len, count })
     }

@@ -221,7 +221,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// # Errors
     /// A gradient that is not finite; a loss that is not finite in two steps in a row; evaluation rows without targets;
     /// errors of the model, the data and the observer; a checkpoint that cannot be written; failures of communication;
-    /// [`Error::Stopped`] if [`TrainConfig::stop`] asked for it.
+    /// [`Error::Stopped`](crate::Error::Stopped) if [`TrainConfig::stop`] asked for it.
     pub fn run(&mut self, observer: &mut dyn Observer<M>) -> Result<Summary> {
         self.run_and(observer, &mut [])
     }

@@ -82,7 +82,7 @@ pub trait Observer<M> {
         Ok(())
     }
 
-    /// Returns the state to store in a checkpoint, for a run that resumes from it ([`observer_state`]), or for new ranks
+    /// Returns the state to store in a checkpoint, for a run that resumes from it ([`observer_state`](super::observer_state)), or for new ranks
     /// ([`joined`](Self::joined)). Called on one rank only, for checkpoints on rank 0.
     ///
     /// # Errors
@@ -100,7 +100,7 @@ pub trait Observer<M> {
         Ok(())
     }
 
-    /// Called after ranks were lost ([`TrainConfig::fewest_ranks`]) or new ones have joined, before anything else, with the
+    /// Called after ranks were lost ([`TrainConfig::fewest_ranks`](super::TrainConfig::fewest_ranks)) or new ones have joined, before anything else, with the
     /// group of all ranks. Returns whether the run goes on: false if one of them has returned from it already
     /// and so tells the others in this method's collectives, as all had then completed everything.
     ///
