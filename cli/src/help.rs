@@ -31,7 +31,16 @@ pub const SHARED: [(&str, &[&str]); 5] = [
     ),
     (
         "Training",
-        &["sequence-parallel", "no-shuffle", "field", "precision", "check-gradient", "no-memory-check"],
+        &[
+            "sequence-parallel",
+            "no-shuffle",
+            "packing",
+            "too-long",
+            "field",
+            "precision",
+            "check-gradient",
+            "no-memory-check",
+        ],
     ),
     ("Optimizer", &["schedule", "warmup", "lowest-lr", "betas", "eps", "weight-decay", "clip"]),
     ("Files", &["init", "data", "save", "save-dtype", "metrics", "trace", "report", "tensorboard"]),

@@ -300,7 +300,7 @@ fn an_evaluation_has_exactly_the_rows_that_are_asked_for() {
     let data = HeldOut::new();
     let (expected, rows) = data.tuned("many.jsonl", "11", &[]);
     assert!(
-        rows.starts_with("evaluation: the first 11 of ") && rows.ends_with(" rows of 16 tokens"),
+        rows.starts_with("evaluation: the first 11 of ") && rows.contains(" rows of 16 tokens"),
         "{rows}"
     );
     assert!((expected - data.tuned("many.jsonl", "10000", &[]).0).abs() > 1e-3);
@@ -334,6 +334,36 @@ fn conversations_are_evaluated_as_finetune_does_it() {
         }
         let (found, rows) = data.tuned(held, "10000", &[]);
         assert!((found - expected).abs() < 2e-4, "{held}: {found}, {all}");
-        assert!(rows.ends_with(" rows of 16 tokens") && !rows.contains("first"), "{rows}");
+        assert!(rows.contains(" rows of 16 tokens (") && rows.contains(" whole documents, "), "{rows}");
+        assert!(!rows.contains("first"), "{rows}");
+    }
+}
+
+#[test]
+fn rows_are_packed_as_it_is_asked_for() {
+    let data = HeldOut::new();
+    let whole = data.tuned("many.jsonl", "11", &[]).0;
+    let stream = data.tuned("many.jsonl", "11", &["--packing", "stream"]);
+    assert!(stream.1.ends_with(" rows of 16 tokens"), "{}", stream.1);
+    let documents = data.tuned("many.jsonl", "11", &["--packing", "documents"]).0;
+    assert!((whole - stream.0).abs() > 1e-3 && (documents - stream.0).abs() > 1e-3, "{documents}");
+    for options in [
+        &["--mesh", "pp=2,dp=2", "--packing", "documents"][..],
+        &["--mesh", "tp=2", "--sequence-parallel", "--packing", "documents"],
+        &["--mesh", "shard=2", "--recompute", "1", "--packing", "documents"],
+    ] {
+        let (found, _) = data.tuned("many.jsonl", "11", options);
+        assert!((found - documents).abs() < 2e-4, "{options:?}: {found}, expected {documents}");
+    }
+    let out = data.folder.argument("refused");
+    for (options, said) in [
+        (&["--packing", "some"][..], "give stream, documents or whole"),
+        (&["--too-long", "error"], "--too-long: got error"),
+        (&["--packing", "stream", "--too-long", "drop"], "--too-long: got drop"),
+        (&["--packing", "whole", "--too-long", "error"], "document 1 "),
+    ] {
+        let own = [&["--out", &out, "--steps", "1"][..], options].concat();
+        let refused = FINETUNE.refuse(&with(&data.tune, &own));
+        assert!(refused.contains(said), "{options:?}: {refused}");
     }
 }

@@ -7,7 +7,10 @@ use crate::{Error, Result, Tokenizer};
 
 use super::input::is_standard;
 use super::text::is_one_document;
-use super::{ChatTemplate, NamedTemplate, Rows, TextEncoder, TextSource, TokenFile, TokenWriter};
+use super::{
+    ChatTemplate, NamedTemplate, Packing, Rows, RowsConfig, TextEncoder, TextSource, TokenFile, TokenWriter,
+    TooLong,
+};
 
 /// Token files up to this size are read whole when they are opened, to verify their hash.
 const VERIFIED: u64 = 1 << 30;
@@ -82,6 +85,10 @@ pub struct DataConfig<'a> {
     /// Number of inputs of a row. Default: that of a file of rows if there is one, else 1024 or the model's maximum if
     /// smaller.
     pub length: Option<usize>,
+    /// How documents are put into rows. Default: see [`RowsConfig::packing`].
+    pub packing: Option<Packing>,
+    /// What is done with documents longer than a row, where documents are whole. Default: they are cut.
+    pub too_long: TooLong,
     /// Whether a last row that is not full is completed with targets that do not count ([`Rows::padded`]), for an
     /// evaluation. Default false: it is left out.
     pub is_padded: bool,
@@ -99,6 +106,8 @@ impl Default for DataConfig<'_> {
             template: None,
             field: None,
             length: None,
+            packing: None,
+            too_long: TooLong::default(),
             is_padded: false,
             vocab_size: usize::MAX,
             max_len: usize::MAX,
@@ -120,7 +129,7 @@ impl Data {
     ///
     /// # Errors
     /// A file that cannot be read, is not a regular file or has no text; text without a tokenizer; a tokenizer, or
-    /// tokens, beyond the model's vocabulary; a length beyond the model's maximum; those of [`Rows::new`].
+    /// tokens, beyond the model's vocabulary; a length beyond the model's maximum; those of [`Rows::packed`].
     ///
     /// ```
     /// use models::Tokenizer;
@@ -159,10 +168,8 @@ impl Data {
                 }
             };
         }
-        match config.is_padded {
-            true => Rows::padded(opened, length),
-            false => Rows::new(opened, length),
-        }
+        let DataConfig { packing, too_long, is_padded, .. } = *config;
+        Rows::packed(opened, &RowsConfig { len: length, packing, too_long, is_padded })
     }
 }
 

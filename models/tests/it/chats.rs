@@ -6,7 +6,8 @@ use std::path::Path;
 use crate::common::folder;
 use models::Tokenizer;
 use models::tokens::{
-    Chat, ChatTemplate, Data, DataConfig, IGNORE_INDEX, Piece, Rendered, TextEncoder, TextSource, TokenWriter,
+    Chat, ChatTemplate, Data, DataConfig, IGNORE_INDEX, Packing, Piece, Rendered, TextEncoder, TextSource,
+    TokenWriter,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -109,6 +110,7 @@ fn only_answers_are_targets() {
         tokenizer: Some(&tokenizer),
         folder: Some(out.path()),
         length: Some(7),
+        packing: Some(Packing::Stream),
         vocab_size: 400,
         ..DataConfig::default()
     };

@@ -14,7 +14,7 @@ use candle_core::DType;
 use clap::{Args, ValueEnum};
 use girandole::Layout;
 use girandole::trainer::{CheckpointPlan, Decay, LearningRate, TrainConfig};
-use models::tokens::{DataFile, NamedTemplate};
+use models::tokens::{DataFile, NamedTemplate, Packing, TooLong};
 use pipeline::ScheduleKind;
 use plan::command::{ParametersDtype, recompute, schedule};
 use plan::language::Training;
@@ -113,6 +113,18 @@ pub struct TrainOptions {
     /// By default 1024, or as many as the model has positions, if those are fewer.
     #[arg(long, value_name = "N", value_parser = count, help_heading = "Training")]
     pub(super) length: Option<usize>,
+    /// How documents become rows [default: stream, or whole]
+    ///
+    /// `stream`: documents follow each other and are cut at the row's length, and each token sees all before it in the row. `documents`: the same rows, but each
+    /// token sees its own document alone. `whole`: no document that fits a row is cut; rows are filled by best fit, and each token sees its own document
+    /// alone. By default conversations, and prompts with completions, are whole, and text is a stream.
+    #[arg(long, value_name = "HOW", help_heading = "Training")]
+    pub(super) packing: Option<Packing>,
+    /// Whole documents longer than a row [default: cut]
+    ///
+    /// `cut`: into pieces of a row's length, which do not see each other. `drop`: they are left out. `error`: they are refused.
+    #[arg(long, value_name = "WHAT", help_heading = "Training")]
+    pub(super) too_long: Option<TooLong>,
     /// Field of JSON lines with the text [default: text, or messages]
     #[arg(long, value_name = "NAME", help_heading = "Training")]
     pub(super) field: Option<String>,

@@ -162,6 +162,7 @@ impl EvaluateOptions {
                 is_padded: true,
                 vocab_size: model.vocab_size,
                 max_len: model.max_len,
+                ..DataConfig::default()
             };
             let rows = tokens::Data::open(&[file], &config)?;
             let length = rows.row_len();

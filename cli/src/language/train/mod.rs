@@ -25,7 +25,7 @@ use comm::Setting;
 use girandole::trainer::{self, TrainConfig};
 use girandole::{Layout, Parallel};
 use models::CausalLm;
-use models::tokens::{Data, DataConfig, DataFile, Rows};
+use models::tokens::{Data, DataConfig, DataFile, PackingReport, Rows};
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
 
@@ -157,6 +157,8 @@ impl<J: Job> Command for J {
                 template: options.chat_template.as_ref(),
                 field: options.field.as_deref(),
                 length,
+                packing: options.packing,
+                too_long: options.too_long.unwrap_or_default(),
                 is_padded,
                 vocab_size: model.vocab_size,
                 max_len: model.max_len,
@@ -165,6 +167,10 @@ impl<J: Job> Command for J {
         };
         let (data, evaluate) = shared::with_shared_tokens(&options.data, options.evaluate.as_ref())?;
         let rows = open(&data, options.length, false)?;
+        if let Some(too_long) = options.too_long.filter(|_| rows.packing().is_none()) {
+            let help = "no file's documents are packed whole: give --packing whole, or leave it out";
+            return Err(Error::Option { option: "--too-long", got: too_long.to_string(), help: help.into() });
+        }
         options.set_rows(rows.len());
         check_batch_size(options.batch_size, rows.row_len())?;
         let (tp, len) = (options.mesh.map_or(1, |layout| layout.tp), rows.row_len());
@@ -323,7 +329,10 @@ fn describe_model(subject: &Subject) -> String {
 }
 
 fn describe_data(rows: &Rows) -> String {
-    format!("{} rows of {} tokens", rows.len(), rows.row_len())
+    let of_rows = format!("{} rows of {} tokens", rows.len(), rows.row_len());
+    let Some(PackingReport { documents, cut, dropped, padding }) = rows.packing() else { return of_rows };
+    let padding = 100.0 * padding;
+    format!("{of_rows} ({documents} whole documents, {cut} cut, {dropped} left out; {padding:.1} % padding)")
 }
 
 fn describe_evaluation(rows: &Rows, most: usize) -> String {
