@@ -24,6 +24,7 @@ use sampler::{
     SharedGenerator,
 };
 use serde_json::Value;
+use strategy::checkpoint::read_whole;
 use training::{Adam, AdamConfig, CheckpointConfig, Checkpoints, TorchInit};
 
 const EPOCHS: usize = 3;
@@ -98,7 +99,7 @@ fn train(comm: Local, reshuffle: bool, keep: &Path, from: Option<&Path>) -> Resu
     let mut observer = Sum::default();
     let open = |dir: &Path| Checkpoints::open(CheckpointConfig { dir: dir.to_path_buf(), keep: 1000 });
     if let Some(folder) = from {
-        let checkpoint = open(folder.parent().unwrap())?.load(folder, &Device::Cpu)?;
+        let checkpoint = read_whole(&open(folder.parent().unwrap())?.contents(folder)?)?;
         trainer.restore(&Saved::Whole(checkpoint), Some(&mut log), &mut observer)?;
     }
     // Each rank writes its own checkpoints here, since their sums differ. A resumed run writes none: thousands would
@@ -162,7 +163,7 @@ fn a_checkpoint_of_another_model_is_refused() {
     on_ranks(1, true, folder.path(), None);
     let checkpoints =
         Checkpoints::open(CheckpointConfig { dir: folder.path().join("0"), keep: 1000 }).unwrap();
-    let checkpoint = checkpoints.load_latest(&Device::Cpu).unwrap().unwrap();
+    let checkpoint = read_whole(&checkpoints.latest().unwrap().unwrap()).unwrap();
     let builder = |vars: &VarMap| candle_nn::VarBuilder::from_varmap(vars, DType::F32, &Device::Cpu);
     let vars = VarMap::new();
     let comm = Arc::new(Local::group(1, &LocalConfig::default()).unwrap().remove(0));
