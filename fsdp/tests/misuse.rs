@@ -195,7 +195,7 @@ fn a_gradient_that_is_not_finite_is_named_by_all() {
         Ok(fsdp.clip_grad_norm(&mut grads, 1.0).expect_err("not finite").to_string())
     });
     assert!(lines.iter().all(|line| *line == lines[0]), "{lines:?}");
-    assert!(lines[0].contains("parameter l3.weight is not finite in the shard of rank 1"), "{}", lines[0]);
+    assert!(lines[0].contains("the gradient of parameter l3.weight on rank 1 is not finite"), "{}", lines[0]);
     assert!(lines[0].contains("NaN"), "{}", lines[0]);
 }
 
