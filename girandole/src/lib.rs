@@ -14,7 +14,7 @@
 //! use girandole::comm::{Communicator, Local};
 //! use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model, Unit, Units};
 //! use girandole::training::{Adam, AdamConfig};
-//! use girandole::{InitialWeights, Layout, Parallel, ParallelConfig};
+//! use girandole::{DistributedModel, InitialWeights, Layout, Parallel, ParallelConfig};
 //!
 //! struct Net([Unit<Linear>; 2]);
 //!

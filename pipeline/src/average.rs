@@ -8,6 +8,7 @@ use comm::{BucketAverage, Communicator};
 use ops::DeferredGrads;
 use training::internal::GradSums;
 
+use crate::failure_reports::FailureReports;
 use crate::stage::Stage;
 use crate::{Action, ActionKind, Error, Result};
 
@@ -15,6 +16,7 @@ use crate::{Action, ActionKind, Error, Result};
 pub(crate) struct Average<'a> {
     /// `None` if there are no replicas.
     buckets: Option<BucketAverage>,
+    failures: &'a FailureReports,
     last: &'a [usize],
     begun: HashSet<TensorId>,
     /// Per stage: the variables that are sent, and flags for whether this replica has a gradient of each; after the
@@ -34,9 +36,14 @@ pub(crate) fn completion_positions(actions: &[Action]) -> Vec<usize> {
 }
 
 impl<'a> Average<'a> {
-    pub(crate) fn new(comm: Option<&Arc<dyn Communicator>>, last: &'a [usize], bucket_bytes: usize) -> Self {
+    pub(crate) fn new(
+        comm: Option<&Arc<dyn Communicator>>,
+        failures: &'a FailureReports,
+        last: &'a [usize],
+        bucket_bytes: usize,
+    ) -> Self {
         let buckets = comm.map(|comm| BucketAverage::new(comm.clone(), bucket_bytes));
-        Self { buckets, last, begun: HashSet::new(), present: Vec::new() }
+        Self { buckets, failures, last, begun: HashSet::new(), present: Vec::new() }
     }
 
     /// Returns true if the action at this position is the last one for its stage, and gradients are averaged.
@@ -81,7 +88,8 @@ impl<'a> Average<'a> {
             Ok(())
         });
         computed.map_err(Error::during("the gradients of weights"))?;
-        Ok(failed.map_or(Ok(()), Err).and_then(|()| self.exchange_presence(vars, &flags))?)
+        let ended = failed.map_or(Ok(()), Err).and_then(|()| self.exchange_presence(vars, &flags));
+        ended.map_err(|error| self.failures.cause(error))
     }
 
     /// Starts to average the sum of a variable's gradients.
@@ -103,7 +111,8 @@ impl<'a> Average<'a> {
 
     /// Waits for all averages; removes the gradients of variables of which no replica has one.
     pub(crate) fn wait(&mut self, gradients: &mut GradSums) -> Result<()> {
-        self.buckets.as_mut().map_or(Ok(()), BucketAverage::wait)?;
+        let waited = self.buckets.as_mut().map_or(Ok(()), BucketAverage::wait);
+        waited.map_err(|error| self.failures.cause(error))?;
         for (vars, flags) in std::mem::take(&mut self.present) {
             let flags = flags.to_vec1::<u8>().map_err(Error::during("the gradients"))?;
             vars.iter().zip(flags).filter(|(_, flag)| *flag == 0).for_each(|(var, _)| gradients.unset(var));

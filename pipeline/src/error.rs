@@ -165,7 +165,7 @@ pub enum Error {
     },
     /// Communication failed.
     #[error(transparent)]
-    Comm(comm::Error),
+    Comm(#[from] comm::Error),
 }
 
 /// `Result` with this crate's [`Error`].
@@ -192,15 +192,6 @@ impl Error {
         move |source| match comm::carried_as(&source) {
             Some(error) => error,
             None => Error::Tensor { operation: operation.into(), source: Arc::new(source) },
-        }
-    }
-}
-
-impl From<comm::Error> for Error {
-    fn from(error: comm::Error) -> Self {
-        match error {
-            comm::Error::PeerFailed { rank, reason, .. } => Error::PeerFailed { rank, reason },
-            error => Error::Comm(error),
         }
     }
 }

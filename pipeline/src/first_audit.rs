@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use training::{AuditConfig, OnMissingGradient};
 
 use crate::Result;
+use crate::failure_reports::FailureReports;
 use crate::groups::Groups;
 
 /// Audits once, with what the ranks of a pipeline know together.
@@ -41,15 +42,13 @@ impl FirstAudit {
         Ok(Some(Self { config: config.clone(), stages, is_speaker: groups.is_first() }))
     }
 
-    pub(crate) fn group(&self) -> Option<&Arc<dyn Communicator>> {
-        self.stages.as_ref()
-    }
-
     /// Warns or fails because of parameters without a gradient. `own` are the parameters of this rank's stages; `cut` is the last
     /// of its stages whose input has no gradient. Every rank must call it.
-    pub(crate) fn act(&self, own: Vec<Audited>, cut: Option<usize>) -> Result<()> {
+    pub(crate) fn act(&self, own: Vec<Audited>, cut: Option<usize>, failures: &FailureReports) -> Result<()> {
         let all = match &self.stages {
-            Some(stages) => all_gather_object(&**stages, &(own, cut))?,
+            Some(stages) => {
+                all_gather_object(&**stages, &(own, cut)).map_err(|error| failures.cause(error))?
+            }
             None => vec![(own, cut)],
         };
         let cut = all.iter().filter_map(|(_, cut)| *cut).max().unwrap_or(0);

@@ -59,6 +59,7 @@ mod compare;
 mod config;
 mod error;
 mod executor;
+mod failure_reports;
 mod first_audit;
 mod groups;
 mod links;

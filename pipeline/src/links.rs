@@ -9,6 +9,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use comm::{Communicator, Operation, Stats, Work};
 use serde::{Deserialize, Serialize};
 
+use crate::failure_reports::FailureReports;
 use crate::{Action, ActionKind, Error, Result, Table};
 
 /// Receives that are posted ahead on each link.
@@ -60,6 +61,7 @@ impl std::fmt::Display for Spec {
 
 /// All links of this rank.
 pub(crate) struct Links {
+    failures: Arc<FailureReports>,
     outgoing: BTreeMap<usize, Outgoing>,
     incoming: BTreeMap<usize, Incoming>,
     /// Sends in progress, of this step and of the previous one.
@@ -94,6 +96,7 @@ impl Links {
     /// Creates a link for each pair of ranks between which the table has messages. Every rank must call it.
     pub(crate) fn new(
         world: &dyn Communicator,
+        failures: Arc<FailureReports>,
         table: &Table,
         specs: Vec<Spec>,
         device: &Device,
@@ -122,16 +125,16 @@ impl Links {
             }
         }
         let (sends, arrived, owners) = (Default::default(), HashMap::new(), table.owners.clone());
-        Ok(Self { outgoing, incoming, sends, arrived, owners, specs, device: device.clone() })
+        Ok(Self { failures, outgoing, incoming, sends, arrived, owners, specs, device: device.clone() })
     }
 
     /// Starts a step: posts the first receives.
     pub(crate) fn begin(&mut self) -> Result<()> {
         self.outgoing.values_mut().for_each(|outgoing| outgoing.sent = 0);
-        let (specs, device) = (&self.specs, &self.device);
+        let (specs, device, failures) = (&self.specs, &self.device, &self.failures);
         self.incoming.values_mut().try_for_each(|incoming| {
             incoming.asked = 0;
-            incoming.post(specs, device)
+            incoming.post(specs, device).map_err(|error| with_reported_cause(failures, error))
         })
     }
 
@@ -141,7 +144,11 @@ impl Links {
             if action.kind == ActionKind::SendActivation { action.stage + 1 } else { action.stage - 1 };
         let Some(outgoing) = self.outgoing.get_mut(&self.owners[stage]) else { return Ok(()) };
         let tensor = tensor.detach().contiguous().map_err(Error::during("sending"))?;
-        self.sends[0].extend(outgoing.send(tensor)?);
+        let sent = match outgoing.send(tensor) {
+            Ok(work) => work,
+            Err(error) => return Err(self.failures.cause(error)),
+        };
+        self.sends[0].extend(sent);
         Ok(())
     }
 
@@ -155,9 +162,10 @@ impl Links {
                 return Ok(var);
             }
             let Some(incoming) = self.incoming.get_mut(&from) else { return Err(never_sent(action)) };
-            match incoming.next(&self.specs, &self.device)? {
-                Some((next, var)) => self.arrived.insert(next, var),
-                None => return Err(never_sent(action)),
+            match incoming.next(&self.specs, &self.device) {
+                Ok(Some((next, var))) => self.arrived.insert(next, var),
+                Ok(None) => return Err(never_sent(action)),
+                Err(error) => return Err(with_reported_cause(&self.failures, error)),
             };
         }
     }
@@ -174,19 +182,21 @@ impl Links {
         outgoing.chain(incoming).fold(Stats::default(), |sum, stats| sum + stats)
     }
 
-    /// Returns the groups of all links.
-    pub(crate) fn groups(&self) -> impl Iterator<Item = &Arc<dyn Communicator>> {
-        let outgoing = self.outgoing.values().map(|outgoing| &outgoing.comm);
-        outgoing.chain(self.incoming.values().map(|incoming| &incoming.comm))
-    }
-
     /// Ends a step: waits for the sends of the previous step, which have normally arrived by now.
     pub(crate) fn end(&mut self) -> Result<()> {
         self.sends.swap(0, 1);
         for work in std::mem::take(&mut self.sends[0]) {
-            work.wait()?;
+            work.wait().map_err(|error| self.failures.cause(error))?;
         }
         Ok(())
+    }
+}
+
+/// Returns a communication failure with the cause that the other rank has reported.
+fn with_reported_cause(failures: &FailureReports, error: Error) -> Error {
+    match error {
+        Error::Comm(error) => failures.cause(error),
+        other => other,
     }
 }
 

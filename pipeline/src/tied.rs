@@ -1,13 +1,14 @@
 //! Tied variables: several variables, possibly in different stages, that are one parameter, such as an embedding that is also
 //! the output layer.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use candle_core::{Tensor, Var};
 use comm::{Communicator, Operation, ReduceOp, all_gather_object};
 use training::internal::GradSums;
 
+use crate::failure_reports::FailureReports;
 use crate::links::Spec;
 use crate::{Error, Result};
 
@@ -19,16 +20,19 @@ pub(crate) struct Tie {
     group: Option<Arc<dyn Communicator>>,
 }
 
+/// This rank's ties, and the pairs of ranks, over the whole pipeline, that are connected by ties.
+pub(crate) type Ties = (Vec<Tie>, BTreeSet<(usize, usize)>);
+
 /// Determines which rank has which tied variables, and sets all variables of a set to the values of the first. Every rank
 /// must call it.
 pub(crate) fn tie(
     comm: &dyn Communicator,
     pairs: &[(String, String)],
     vars: &[(String, Var)],
-) -> Result<Vec<Tie>> {
-    let mut ties = Vec::new();
+) -> Result<Ties> {
+    let (mut ties, mut tied) = (Vec::new(), BTreeSet::new());
     if pairs.is_empty() {
-        return Ok(ties);
+        return Ok((ties, tied));
     }
     let known: Vec<(String, Spec)> =
         vars.iter().map(|(name, var)| (name.clone(), Spec::of(var.as_tensor()))).collect();
@@ -58,12 +62,15 @@ pub(crate) fn tie(
                 ranks.push(rank);
             }
         }
+        for a in &ranks {
+            tied.extend(ranks.iter().filter(|b| a < *b).map(|b| (*a, *b)));
+        }
         if ranks.contains(&comm.rank()) {
             let own = |name: &&str| Some(vars.iter().find(|(known, _)| known == name)?.1.clone());
             ties.push(Tie::new(comm, &ranks, names.iter().filter_map(own).collect())?);
         }
     }
-    Ok(ties)
+    Ok((ties, tied))
 }
 
 /// Returns, for each tied variable but the first of its set, the name of the first one.
@@ -125,7 +132,7 @@ impl Tie {
 }
 
 /// Sums the gradients of each set over ranks, so that all variables stay bitwise equal.
-pub(crate) fn add(ties: &[Tie], gradients: &mut GradSums) -> Result<()> {
+pub(crate) fn add(ties: &[Tie], gradients: &mut GradSums, failures: &FailureReports) -> Result<()> {
     let during = || Error::during("tied gradients");
     for tie in ties {
         let mut sum = tie.sum(gradients).map_err(during())?;
@@ -135,7 +142,8 @@ pub(crate) fn add(ties: &[Tie], gradients: &mut GradSums) -> Result<()> {
             // Where no rank has a gradient there is none, as in one process: an optimizer must not change the variable.
             let found = Tensor::new(&[u8::from(is_some)], var.device()).map_err(during())?;
             for (tensor, op) in [(&found, ReduceOp::Max), (&own, ReduceOp::Sum)] {
-                group.run(Operation::AllReduce { tensor: tensor.clone(), op })?;
+                let operation = Operation::AllReduce { tensor: tensor.clone(), op };
+                group.run(operation).map_err(|error| failures.cause(error))?;
             }
             let found = found.to_vec1::<u8>().map_err(during())?;
             sum = (found[0] > 0).then_some(own);

@@ -51,11 +51,6 @@ pub(crate) enum Cause {
         rank: usize,
         detail: String,
     },
-    /// The program of a rank has stopped for a reason of its own.
-    Program {
-        rank: usize,
-        reason: String,
-    },
     /// All ranks are in one call, and the communication library has not finished it within the time-out.
     Hung,
     /// Another group of the job has failed with this cause. Its ranks are those of the whole job.
@@ -107,9 +102,6 @@ impl Cause {
                 let (host, here) = (host(rank), rank == own);
                 Error::Library { rank: world(rank), host, operation, detail, here }
             }
-            Cause::Program { rank, reason } => {
-                Error::PeerFailed { rank: world(rank), host: host(rank), operation, reason }
-            }
             Cause::Hung => Error::system(operation, hung_text(timeout)),
             Cause::InJob { cause, host } => {
                 // An empty group, so that every rank keeps its number.
@@ -129,8 +121,7 @@ impl Cause {
             | Cause::Protocol { rank, .. }
             | Cause::Unreachable { rank, .. }
             | Cause::Link { to: rank, .. }
-            | Cause::Failed { rank, .. }
-            | Cause::Program { rank, .. } => Some(*rank),
+            | Cause::Failed { rank, .. } => Some(*rank),
             Cause::Hung => None,
             Cause::InJob { cause, .. } => cause.rank(),
         }
@@ -145,7 +136,6 @@ impl Cause {
             Cause::Stalled { rank, detail } => Cause::Stalled { rank: number(rank)?, detail },
             Cause::Protocol { rank, detail } => Cause::Protocol { rank: number(rank)?, detail },
             Cause::Failed { rank, detail } => Cause::Failed { rank: number(rank)?, detail },
-            Cause::Program { rank, reason } => Cause::Program { rank: number(rank)?, reason },
             Cause::Unreachable { rank, by, detail } => {
                 Cause::Unreachable { rank: number(rank)?, by: number(by)?, detail }
             }

@@ -10,27 +10,6 @@ use crate::base::members::Members;
 use crate::failure::diagnosis::Question;
 use crate::transport::links::Wait;
 
-/// The most characters of a reason that are sent to the other ranks.
-const MAX_REASON: usize = 2048;
-
-/// Fails the group with the cause that the error names, see [`crate::Communicator::fail`].
-pub(crate) fn fail_with(supervisor: &dyn Supervisor, error: &Error) {
-    let (cause, host) = match error {
-        Error::PeerFailed { rank, host, reason, .. } => {
-            let mut reason = reason.clone();
-            if let Some((end, _)) = reason.char_indices().nth(MAX_REASON) {
-                reason.truncate(end);
-                reason += "...";
-            }
-            (Cause::Program { rank: *rank, reason }, host)
-        }
-        Error::PeerDied { rank, host, .. } => (Cause::Died { rank: *rank }, host),
-        _ => return,
-    };
-    let cause = Cause::InJob { cause: Box::new(cause), host: host.clone() };
-    supervisor.ask(Question::Known { peer: supervisor.rank(), cause });
-}
-
 /// A rank's view of the whole group: it reports what this rank does, and finds the cause of a failure.
 pub(crate) trait Supervisor: Send + Sync + Debug {
     /// The program has called an operation of this group. It is using groups that have not failed, so failures of other

@@ -20,7 +20,7 @@ use crate::tape::{apply_op1, apply_op2};
 /// let (a, b) = (Var::new(&[1f32, 2.0], &Device::Cpu)?, Var::new(&[3f32, 4.0], &Device::Cpu)?);
 /// let sum = ops::tape::add(&a, &b)?;
 /// assert_eq!(sum.to_vec1::<f32>()?, [4.0, 6.0]);
-/// let grads = ops::tape::backward(&tape::scalar_with_gradient(&sum, Tensor::new(&[5f32, 6.0], &Device::Cpu)?)?)?;
+/// let grads = ops::tape::backward(&ops::tape::scalar_with_gradient(&sum, Tensor::new(&[5f32, 6.0], &Device::Cpu)?)?)?;
 /// assert_eq!(grads.get(&b).unwrap().to_vec1::<f32>()?, [5.0, 6.0]);
 /// # Ok::<(), candle_core::Error>(())
 /// ```

@@ -8,6 +8,7 @@ use comm::Communicator;
 use training::internal::is_buffer;
 
 use crate::average::completion_positions;
+use crate::failure_reports::FailureReports;
 use crate::first_audit::FirstAudit;
 use crate::groups::Groups;
 use crate::links::Links;
@@ -27,8 +28,9 @@ impl Pipeline {
     /// micro-batch and returns the mean over its rows.
     ///
     /// # Cost
-    /// Every module is built once, and once more with zeros unless the split is [`Split::At`]; each stage runs forward once; the first replica's variables are broadcast. One group of two
-    /// ranks for each direction between stages, one group of all replicas, and one of all ranks with the same tied variables.
+    /// Every module is built once, and once more with zeros unless the split is [`Split::At`]; each stage runs forward once; the first replica's variables are broadcast. Groups of two
+    /// ranks: one for each direction between stages, and two for each pair of neighbours, of ranks with tied variables, and
+    /// of replicas. One group of all replicas, and one of all ranks with the same tied variables.
     ///
     /// # Errors
     /// An invalid schedule or split; variables of two modules with the same name; [`Error::Disagreement`]; [`Error::DryRun`];
@@ -141,7 +143,7 @@ impl Pipeline {
         let (comm, device) = (&*groups.pp, &self.device);
         let found = shapes::find(comm, table, &self.stages, example, device, &self.buffer_names);
         self.specs = groups.all_agree(found)?;
-        self.links = Some(Links::new(comm, table, self.specs.clone(), device)?);
+        self.links = Some(Links::new(comm, self.failures.clone(), table, self.specs.clone(), device)?);
         self.rows = example.dims().first().copied().unwrap_or(1);
         Ok(())
     }
@@ -176,7 +178,8 @@ impl Pipeline {
         buffer_names.extend(modules.buffers.clone());
         let (buffers, parameters) =
             all_vars(&stages).into_iter().partition(|(name, _)| is_buffer(&buffer_names, name));
-        let ties = groups.all_agree(tied::tie(&*comm, &config.tied, &all_vars(&stages)))?;
+        let (ties, tied) = groups.all_agree(tied::tie(&*comm, &config.tied, &all_vars(&stages)))?;
+        let failures = Arc::new(FailureReports::new(comm.clone(), table, &tied, groups.dp.as_deref())?);
         let copies = replicas::group(&groups)?;
         let last_places = completion_positions(&table.actions[comm.rank()]);
         Ok(Self {
@@ -186,6 +189,7 @@ impl Pipeline {
             ties,
             links: None,
             evaluation: None,
+            failures,
             loss,
             before_forward: None,
             row_contexts: Vec::new(),

@@ -18,6 +18,7 @@ use training::internal::{GradSums, Runs};
 
 use crate::average::Average;
 use crate::executor::{Run, State};
+use crate::failure_reports::FailureReports;
 use crate::first_audit::{Audited, FirstAudit};
 use crate::groups::Groups;
 use crate::links::{Links, Spec};
@@ -62,6 +63,7 @@ pub struct Pipeline {
     links: Option<Links>,
     /// Table and links for evaluation; created when first used.
     evaluation: Option<(Table, Links)>,
+    failures: Arc<FailureReports>,
     loss: Loss,
     before_forward: Option<Box<dyn Fn(Action) + Send>>,
     row_contexts: Vec<RowContext>,
@@ -130,16 +132,9 @@ impl Pipeline {
     fn close_if_failed<T>(&mut self, result: &Result<T>) {
         let Err(error) = result else { return };
         self.failed = Some(error.clone());
-        if let Some(cause) = self.cause_for_others(error) {
-            // All groups at the same time: a rank that does not answer delays its own group only.
-            std::thread::scope(|scope| {
-                for group in self.own_groups() {
-                    // If no thread can be started, the ranks of this group learn only that this one has left.
-                    let _ = Builder::new().spawn_scoped(scope, || group.fail(&cause));
-                }
-            });
-        }
-        // All are closed at the same time, since ranks may wait for one another in any of them.
+        self.failures.report(error);
+        // Closing the connections makes the other ranks look for a report. All are closed at the same time, since ranks may
+        // wait for one another in any of them.
         let (links, evaluation) = (self.links.take(), self.evaluation.take());
         let (ties, copies) = (std::mem::take(&mut self.ties), self.copies.take());
         let first_audit = self.first_audit.take();
@@ -151,29 +146,6 @@ impl Pipeline {
             let _ = Builder::new().spawn_scoped(scope, move || drop(first_audit));
             drop(copies);
         });
-    }
-
-    /// Returns the groups that only this pipeline uses.
-    fn own_groups(&self) -> impl Iterator<Item = &Arc<dyn Communicator>> {
-        let links = self.links.iter().chain(self.evaluation.iter().map(|(_, links)| links));
-        let others = self.ties.iter().filter_map(Tie::group).chain(&self.copies);
-        links
-            .flat_map(Links::groups)
-            .chain(others)
-            .chain(self.first_audit.iter().filter_map(FirstAudit::group))
-    }
-
-    /// Returns what the ranks that wait for this one are told when it stops because of this error; `None` if they find
-    /// the cause by themselves.
-    fn cause_for_others(&self, error: &Error) -> Option<comm::Error> {
-        let operation = "a step of the pipeline".to_string();
-        let (rank, reason) = match error {
-            Error::Comm(died @ comm::Error::PeerDied { .. }) => return Some(died.clone()),
-            Error::PeerFailed { rank, reason } => (*rank, reason.clone()),
-            error if error.is_peer_failure() => return None,
-            error => (self.groups.pp.world_ranks()[self.groups.pp.rank()], error.to_string()),
-        };
-        Some(comm::Error::PeerFailed { rank, host: comm::host_name(), operation, reason })
     }
 
     fn try_step(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<Step> {
@@ -201,13 +173,13 @@ impl Pipeline {
             row_contexts: std::mem::take(&mut self.row_contexts),
             evaluates: false,
             gradients: GradSums::new(vars),
-            average: Average::new(self.copies.as_ref(), &self.last_places, self.bucket_bytes),
+            average: Average::new(self.copies.as_ref(), &self.failures, &self.last_places, self.bucket_bytes),
             state: State::measuring(self.measures),
         };
         run.run(&table.actions[self.groups.pp.rank()])?;
         tracing::info_span!("wait").in_scope(|| run.average.wait(&mut run.gradients))?;
         let (mut gradients, state) = (run.gradients, run.state);
-        tied::add(&self.ties, &mut gradients)?;
+        tied::add(&self.ties, &mut gradients, &self.failures)?;
         if let Some(first) = &self.first_audit {
             self.audit(first, &gradients, &state.has_input_gradient)?;
             self.first_audit = None;
@@ -235,7 +207,7 @@ impl Pipeline {
             is_tied: tied.contains(&var.id()),
         });
         let cut = inputs.iter().filter(|(_, has)| !**has).map(|(stage, _)| *stage).max();
-        first.act(own.collect(), cut)
+        first.act(own.collect(), cut, &self.failures)
     }
 
     /// Returns the mean loss of a batch on the rank that has the last stage, `None` on the others. Runs forward only, in
@@ -260,7 +232,8 @@ impl Pipeline {
             None => {
                 let table = self.schedule.table().forward_only();
                 let device = self.device.clone();
-                let links = Links::new(&*self.groups.pp, &table, self.specs.clone(), &device)?;
+                let links =
+                    Links::new(&*self.groups.pp, self.failures.clone(), &table, self.specs.clone(), &device)?;
                 (table, links)
             }
         };
@@ -276,7 +249,7 @@ impl Pipeline {
             row_contexts: std::mem::take(&mut self.row_contexts),
             evaluates: true,
             gradients: GradSums::default(),
-            average: Average::new(None, &[], 0),
+            average: Average::new(None, &self.failures, &[], 0),
             state: State::default(),
         };
         run.run(&table.actions[self.groups.pp.rank()])?;

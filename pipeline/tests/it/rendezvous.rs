@@ -56,10 +56,6 @@ impl Communicator for Rendezvous {
         Ok(Arc::new(Self(self.0.subgroup(ranks)?)))
     }
 
-    fn fail(&self, cause: &comm::Error) {
-        self.0.fail(cause);
-    }
-
     fn submit(&self, operation: Operation) -> Result<Work> {
         self.0.submit(met(operation))
     }

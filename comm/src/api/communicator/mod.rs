@@ -128,27 +128,6 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// ```
     fn abort(&self) {}
 
-    /// Fails the group on all of its ranks, because this rank's program cannot go on: what they call in it, now or later,
-    /// returns `cause`. Returns when they have been told. Used before a rank leaves the group, so that those which wait for it
-    /// learn why; over the connections that the group has.
-    ///
-    /// `cause` is an [`Error::PeerFailed`](crate::Error::PeerFailed) that names this rank and its reason, or an error that
-    /// this rank has got itself: another one's `PeerFailed` or [`Error::PeerDied`](crate::Error::PeerDied). Any other error
-    /// has no effect: the ranks find those causes by themselves.
-    ///
-    /// ```
-    /// use candle_core::{DType, Device, Tensor};
-    /// use comm::{Communicator, Error, Local, LocalConfig};
-    ///
-    /// let ranks = Local::group(2, &LocalConfig::default())?;
-    /// let work = ranks[0].recv(&Tensor::zeros(3, DType::F32, &Device::Cpu)?, 1)?;
-    /// let (rank, host, reason) = (1, comm::host_name(), "the file is damaged".to_string());
-    /// ranks[1].fail(&Error::PeerFailed { rank, host, operation: "reading".into(), reason });
-    /// assert!(matches!(work.wait(), Err(Error::PeerFailed { rank: 1, .. })));
-    /// # Ok::<(), Error>(())
-    /// ```
-    fn fail(&self, _cause: &crate::Error) {}
-
     /// Queues an operation and returns at once.
     ///
     /// # Errors

@@ -12,7 +12,6 @@ use std::time::Duration;
 use crate::base::members::Members;
 use crate::engine::queue::OperationQueue;
 use crate::engine::runner::OperationRunner;
-use crate::failure::supervisor::fail_with;
 use crate::{Communicator, ElasticGroup, Error, Operation, Result, Stats, Topology, Work};
 
 use links::LocalLinks;
@@ -180,10 +179,6 @@ impl Communicator for Local {
 
     fn elastic(&self) -> Result<&dyn ElasticGroup> {
         Ok(self)
-    }
-
-    fn fail(&self, cause: &Error) {
-        fail_with(&*self.shared.supervisor(self.rank, self.members.clone()), cause);
     }
 
     fn abort(&self) {

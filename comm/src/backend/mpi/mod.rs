@@ -14,7 +14,7 @@ use std::time::Instant;
 use crate::base::fingerprint::digest;
 use crate::base::members::Members;
 use crate::rendezvous::{Options, meet_with};
-use crate::{Communicator, Error, Operation, Result, Stats, Tcp, TcpConfig, Work};
+use crate::{Communicator, Operation, Result, Stats, Tcp, TcpConfig, Work};
 
 use carrier::MpiCarrier;
 use handle::MpiHandle;
@@ -132,10 +132,6 @@ impl Communicator for Mpi {
 
     fn subgroup(&self, ranks: &[usize]) -> Result<Arc<dyn Communicator>> {
         Ok(Arc::new(self.join_group(ranks)?))
-    }
-
-    fn fail(&self, cause: &Error) {
-        self.tcp.fail(cause);
     }
 
     fn abort(&self) {

@@ -203,10 +203,6 @@ impl Communicator for Nccl {
         Ok(Arc::new(Self::join(config, meeting, members, &self.device)?))
     }
 
-    fn fail(&self, cause: &Error) {
-        self.tcp.fail(cause);
-    }
-
     fn abort(&self) {
         self.tcp.abort();
     }

@@ -20,7 +20,6 @@ use crate::failure::control::failure_state::FailureState;
 use crate::failure::peer_failures;
 #[cfg(feature = "nccl")]
 use crate::failure::supervisor::Supervisor;
-use crate::failure::supervisor::fail_with;
 use crate::rendezvous::regroup::RegroupEndpoint;
 use crate::rendezvous::{GroupConnections, Meeting, meet};
 use crate::transport::carrier::Carrier;
@@ -210,10 +209,6 @@ impl Communicator for Tcp {
 
     fn elastic(&self) -> Result<&dyn ElasticGroup> {
         Ok(self)
-    }
-
-    fn fail(&self, cause: &Error) {
-        fail_with(&*self.failure_state, cause);
     }
 
     fn abort(&self) {

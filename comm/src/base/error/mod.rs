@@ -237,18 +237,6 @@ pub enum Error {
         /// Whether it has failed on this rank.
         here: bool,
     },
-    /// Another rank's program has stopped, and has said why ([`Communicator::fail`](crate::Communicator::fail)).
-    #[error("rank {rank} could not go on: {reason}")]
-    PeerFailed {
-        /// The rank that has stopped.
-        rank: usize,
-        /// Its host name.
-        host: String,
-        /// What this rank was doing.
-        operation: String,
-        /// That rank's error.
-        reason: String,
-    },
     /// The other ranks have formed a new group without this rank.
     #[error(
         "rank {rank} is excluded: it did not come in time when the ranks that were left formed a new group, which has gone \
@@ -353,7 +341,6 @@ impl Error {
                 self,
                 Error::Mismatch { .. }
                     | Error::Library { here: false, .. }
-                    | Error::PeerFailed { .. }
                     | Error::Excluded { .. }
                     | Error::Regroup { .. }
             )
