@@ -104,8 +104,9 @@ fn finish(outcome: &comm::Result<Vec<Option<String>>>) -> ! {
 
 /// Leaves too few file descriptors for the last ranks.
 fn no_room(config: &SpawnConfig) -> ! {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let limit = rustix::process::Rlimit { current: Some(100), ..getrlimit(Resource::Nofile) };
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    // Both, since a launcher raises its limit to what it may have.
+    let limit = Rlimit { current: Some(100), maximum: Some(100) };
     setrlimit(Resource::Nofile, limit).unwrap();
     let _files: Vec<_> = (0..70).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
     finish(&spawn(config))
