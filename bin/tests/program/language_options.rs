@@ -3,9 +3,12 @@
 
 use std::fs;
 
+#[cfg(target_os = "linux")]
 use rustix::process::{Signal, kill_process};
 
-use crate::common::{Folder, Girandole, Session, refuse_with};
+#[cfg(target_os = "linux")]
+use crate::common::Session;
+use crate::common::{Folder, Girandole, refuse_with};
 
 const PRETRAIN: Girandole = Girandole("pretrain");
 const LARGEST: &str = "18446744073709551615";
@@ -69,6 +72,7 @@ fn a_trace_shows_the_parts_of_a_step() {
     assert!(!trace.contains("cli/src/language"), "{trace}");
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 fn the_page_of_a_run_that_was_killed_says_that_it_has_ended() {
     let (folder, arguments) = small();
