@@ -1,7 +1,6 @@
 //! What the strategies and commands of these crates share, and a training program does not need: files that appear complete or not at
 //! all ([`AtomicFile`], [`TensorWriter`]) and are checked before they are used ([`open_input`], [`tensor_header`]), whose backward
-//! pass runs ([`backward_of`]), sums of gradients ([`GradSums`]), the steps of clipping, positions of a shard's elements ([`Runs`]),
-//! which parameter owns an entry of an optimizer's state ([`state_of_part`]).
+//! pass runs ([`backward_of`]), sums of gradients ([`GradSums`]), the steps of clipping, positions of a shard's elements ([`Runs`]).
 
 pub use crate::backward_owner::{BackwardOwner, backward_of, backward_owner};
 pub use crate::clip::{clip_by_norm, clip_factor, first_not_finite};
@@ -15,5 +14,4 @@ pub use crate::gradient_check::{CheckedLoss, CheckedPart, check_gradient_of};
 pub use crate::lock::lock;
 pub use crate::runs::Runs;
 pub use crate::state::is_buffer;
-pub use crate::state_of_part::{OPTIMIZER_KEY, state_of_part};
 pub use crate::tensor_file::{check_writable, save_vars};

@@ -66,7 +66,6 @@ mod runs;
 mod sgd;
 mod slot;
 mod state;
-mod state_of_part;
 mod tensor_file;
 
 pub use adam::{Adam, AdamConfig};
