@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use comm::{Communicator, Setting, host_name, setting_difference};
+use comm::Communicator;
+use comm::internal::host_name;
+use girandole::settings::{Setting, setting_difference};
 use serde::{Deserialize, Serialize};
 use training::FileHash;
 
@@ -120,8 +122,10 @@ impl RunningJob {
             None => Ok(()),
             Some((odd, expected)) => {
                 let Self { rank, host, .. } = self;
-                let difference =
-                    comm::SettingDifference::new((own.rank, &own.host, odd), (*rank, host, expected));
+                let difference = girandole::settings::SettingDifference::new(
+                    (own.rank, &own.host, odd),
+                    (*rank, host, expected),
+                );
                 Err(Error::Differ(Box::new(difference)))
             }
         }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use comm::Setting;
+use girandole::settings::Setting;
 use report::Report;
 use report::metrics::MetricsWriter;
 use serde::Serialize;

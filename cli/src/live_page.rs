@@ -57,7 +57,7 @@ impl LivePage {
         let report = Report {
             title: command.into(),
             command_line: command_line(),
-            host: comm::host_name(),
+            host: comm::internal::host_name(),
             options: option_values::all(),
             state: RunState::Running,
             ..Report::default()

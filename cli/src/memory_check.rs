@@ -1,7 +1,8 @@
 //! Memory estimates: checks before anything is allocated that data and model fit in this machine's memory, or in what a
 //! container has of it. Without the check, only the operating system would stop an oversized run.
 
-use comm::{LaunchedRank, UsableMemory, total_memory};
+use comm::LaunchedRank;
+use comm::internal::{UsableMemory, total_memory};
 
 use crate::devices;
 use crate::error::{Result, refuse};

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use comm::Setting;
+use girandole::settings::Setting;
 use report::OptionValue;
 
 /// The command of this process, and its options in the order of the help.

@@ -5,17 +5,14 @@ use report::metrics::MetricsWriter;
 use report::trace::{self, TraceRecorder};
 use report::{Report, command_line, fact, now_rfc3339};
 
-use crate::agreement;
 use crate::command::Command;
 use crate::console::note;
 use crate::error::{Error, Result};
-use crate::live_page;
-use crate::option_values;
 use crate::options::{CheckpointOptions, CommonOptions, DeviceKind};
-use crate::outputs;
 use crate::rank::{self, Outcome, Rank, RankPhase};
 use crate::start::{self, Start};
 use crate::trainer::restart_before_first_step;
+use crate::{agreement, live_page, option_values, outputs};
 
 /// Runs a command that trains: in the launcher all of it, in a rank that rank's part. All checks come before any training.
 ///
@@ -180,7 +177,7 @@ fn agreed_setup<C: Command>(command: &C, rank: &Rank) -> Result<C::Setup> {
         Ok((command.contents(&setup)?, setup))
     };
     let peer_failed = |rank, reason| Error::from(girandole::Error::PeerFailed { rank, reason });
-    let (contents, setup) = comm::all_agree([world], read(), peer_failed)?;
+    let (contents, setup) = strategy::all_agree_with([world], read(), peer_failed)?;
     agreement::agree(world, &contents)?;
     Ok(setup)
 }
@@ -223,7 +220,7 @@ fn conclude<C: Command>(
     // The number at the start: after a loss, another rank may have the place of this one in the group.
     let number = rank.comm.world_ranks()[rank.comm.rank()];
     let trace = recorder.zip(command.common().trace.as_deref());
-    let trace = trace.map(|(recorder, path)| (recorder.finish(number, &comm::host_name()), path));
+    let trace = trace.map(|(recorder, path)| (recorder.finish(number, &comm::internal::host_name()), path));
     rank.conclude(command.elastic(), config.timeout, trace, report)
 }
 
@@ -257,7 +254,7 @@ fn finish<C: Command>(command: &C, outcome: Outcome<C::Trained>) -> Result<()> {
         title: C::NAME.into(),
         command_line: command_line(),
         date: now_rfc3339(),
-        host: comm::host_name(),
+        host: comm::internal::host_name(),
         facts,
         ranks,
         options: option_values::all(),

@@ -65,6 +65,8 @@
 // (`base/buffer/staging/pinned.rs`).
 #![deny(unsafe_code)]
 
+pub mod internal;
+
 // The layers, see above; `scripts/check-circles.py` checks that each uses only those after it.
 #[doc(hidden)]
 pub mod launcher;
@@ -95,22 +97,14 @@ pub mod algorithm;
 mod platform;
 
 pub use algorithm::topology::Topology;
-pub use api::agree::{all_agree, first_of};
 pub use api::autograd;
-pub use api::average::BucketAverage;
 pub use api::communicator::Communicator;
 pub use api::communicator::elastic::ElasticGroup;
 #[cfg(feature = "cuda")]
 pub use api::cuda_device::open_cuda_device;
-pub use api::difference::{LineDifference, line_difference, odd_one};
 pub use api::mesh::Mesh;
-pub use api::norm::global_norm;
 pub use api::objects::{all_gather_object, broadcast_object, gather_object};
-pub use api::replicas::{ParameterDifference, parameter_difference};
-pub use api::settings::{Setting, SettingDifference, setting_difference};
 pub use api::tensors::broadcast_tensors;
-pub use api::together::complete_together;
-pub use api::upload::upload_pinned;
 pub use api::work::Work;
 pub use backend::local::{Local, LocalConfig};
 #[cfg(feature = "mpi")]
@@ -118,8 +112,7 @@ pub use backend::mpi::Mpi;
 #[cfg(feature = "nccl")]
 pub use backend::nccl::Nccl;
 pub use backend::tcp::Tcp;
-pub use base::digest::Digest;
-pub use base::error::{Error, Result, carried, carried_as, carry};
+pub use base::error::{Error, Result, carried, carry};
 pub use base::failure::{EXIT_CHECKPOINTED, EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
 pub use base::operation::{Message, Operation, ReduceOp};
 pub use base::stats::Stats;
@@ -130,4 +123,3 @@ pub use config::secret::Secret;
 pub use config::tcp_config::TcpConfig;
 pub use config::tls::Tls;
 pub use config::transport::Transport;
-pub use platform::{UsableMemory, available_memory, host_name, peak_rss_bytes, reset_peak_rss, total_memory};

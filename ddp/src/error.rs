@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use candle_core::DType;
-use comm::{LineDifference, ParameterDifference};
+use comm::internal::LineDifference;
+use strategy::ParameterDifference;
 
 /// An error of data-parallel training. Errors are `Clone`: after a failure, a [`crate::Ddp`] returns the first cause from
 /// every later call.
@@ -143,7 +144,7 @@ impl Error {
 
     /// Wraps a candle error with the name of the operation, unless it carries an error of this crate or of `comm`.
     pub(crate) fn during(operation: &'static str) -> impl FnOnce(candle_core::Error) -> Self {
-        move |source| match comm::carried_as(&source) {
+        move |source| match comm::internal::carried_as(&source) {
             Some(error) => error,
             None => Error::Tensor { operation, source: Arc::new(source) },
         }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use candle_core::Var;
-use comm::{Communicator, line_difference};
+use comm::Communicator;
+use comm::internal::line_difference;
 use training::AuditConfig;
 
 use crate::hook::ReducerRef;

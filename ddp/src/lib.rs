@@ -128,10 +128,9 @@ mod weights;
 
 use training::internal::lock;
 
-pub use comm::ParameterDifference;
 pub use comm_hook::{BucketHook, CommHook, GradBucket, GradSlot, PowerSgdConfig, Reduction};
 pub use config::DdpConfig;
 pub use error::{Error, Result};
 pub use model::Ddp;
 pub use parameter::Parameter;
-pub use strategy::DistributedModel;
+pub use strategy::{DistributedModel, ParameterDifference};

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use comm::Digest;
+use comm::internal::Digest;
 
 use crate::layout::{Layout, Part};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::DType;
-use comm::LineDifference;
+use comm::internal::LineDifference;
 
 /// An error of sharded training. Errors are `Clone`: after a failure, a [`crate::Fsdp`] returns the first cause from every
 /// later call.
@@ -179,7 +179,7 @@ pub enum Error {
     },
     /// Replicas of a shard differ. Every rank returns this same error, and may continue.
     #[error(transparent)]
-    ParametersDiffer(#[from] Box<comm::ParameterDifference>),
+    ParametersDiffer(#[from] Box<strategy::ParameterDifference>),
     /// A candle operation failed.
     #[error("{operation}: {source}")]
     Tensor {
@@ -227,7 +227,7 @@ impl Error {
 
     /// Wraps a candle error with the name of the operation, unless it carries an error of this crate or of `comm`.
     pub(crate) fn during(operation: &'static str) -> impl FnOnce(candle_core::Error) -> Self {
-        move |source| match comm::carried_as(&source) {
+        move |source| match comm::internal::carried_as(&source) {
             Some(error) => error,
             None => Error::Tensor { operation, source: Arc::new(source) },
         }

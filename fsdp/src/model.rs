@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder};
-use comm::{Communicator, Digest, Mesh, Stats, line_difference};
+use comm::internal::{Digest, line_difference};
+use comm::{Communicator, Mesh, Stats};
 use training::AuditConfig;
 
 use crate::builder::UnitBuilder;
@@ -104,9 +105,10 @@ impl<M> Fsdp<M> {
         let built = built.map_err(Error::during("building the model"));
         // Reading may fail on one rank alone.
         let peer_failed = |rank, reason| Error::PeerFailed { rank, reason };
-        let model = comm::all_agree([&*groups.world as &dyn Communicator], built, peer_failed)?;
+        let model = strategy::all_agree_with([&*groups.world as &dyn Communicator], built, peer_failed)?;
         let described = describe(&parts, config);
-        let described = comm::all_agree([&*groups.world as &dyn Communicator], described, peer_failed)?;
+        let described =
+            strategy::all_agree_with([&*groups.world as &dyn Communicator], described, peer_failed)?;
         let mut difference = line_difference(&*groups.world, 0, &described)?;
         let kept = describe_kept(&parts);
         if difference.is_none() && !kept.is_empty() {

@@ -1,6 +1,6 @@
 //! Checks that replicas of the shards are still equal.
 
-use comm::{first_of, parameter_difference};
+use strategy::{first_of, parameter_difference};
 
 use crate::{Fsdp, Result};
 

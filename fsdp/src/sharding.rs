@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use candle_core::{DType, Device, Result, Shape, Tensor, Var, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
-use comm::Digest;
+use comm::internal::Digest;
 use training::build::RangeReader;
 use training::internal::is_buffer;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
-use comm::carried_as;
+use comm::internal::carried_as;
 use training::build::{Builder, RunUnit, UnitPlace, UnitSource};
 
 use crate::{Error, Unit, UnitBuilder, UnitConfig};

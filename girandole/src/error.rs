@@ -20,7 +20,7 @@ pub enum Error {
     },
     /// Ranks with different configurations.
     #[error(transparent)]
-    Differ(Box<comm::SettingDifference>),
+    Differ(Box<crate::settings::SettingDifference>),
     /// No target of a batch counts, on any rank. Nothing has changed, and training can continue with the next batch.
     #[error("no target of the batch counts on any rank: at least one must")]
     NoTargets,

@@ -74,6 +74,7 @@ mod folder;
 mod layout;
 mod mesh;
 pub mod parallel;
+pub mod settings;
 pub mod trainer;
 
 pub use {

@@ -94,7 +94,7 @@ mod tests {
         let round =
             Round { run_id: "ab".repeat(16), secret, host: None, port: 1, restart: 0, max_restarts: 0 };
         let job = Job::new(&config, &round, None).unwrap();
-        let death = EndedRank { rank: 1, host: comm::host_name(), leader_has_ended: false };
+        let death = EndedRank { rank: 1, host: comm::internal::host_name(), leader_has_ended: false };
         let announcer = FailureAnnouncer::start(&config, &job, death, config.failure_grace).unwrap();
         assert!(announcer.thread.as_ref().is_some_and(|thread| !thread.is_finished()));
     }

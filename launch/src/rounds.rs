@@ -53,7 +53,7 @@ impl Rounds<'_> {
             let elastic = self.config.elastic.as_ref().map(|elastic| elastic.min);
             let max_restarts = self.config.max_restarts;
             self.nodes.tell(NodeMessage::Ready {
-                host: comm::host_name(),
+                host: comm::internal::host_name(),
                 local_world_size,
                 port,
                 elastic,

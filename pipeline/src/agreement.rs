@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use comm::{Communicator, Digest, all_gather_object, odd_one};
+use comm::internal::{Digest, odd_one};
+use comm::{Communicator, all_gather_object};
 
 use crate::groups::Groups;
 use crate::links::Spec;

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use candle_core::{Tensor, TensorId, Var};
-use comm::{BucketAverage, Communicator};
+use comm::Communicator;
 use ops::DeferredGrads;
+use strategy::BucketAverage;
 use training::internal::GradSums;
 
 use crate::failure_reports::FailureReports;

@@ -1,8 +1,8 @@
 //! The check that replicated parameters are equal.
 
 use candle_core::{Tensor, Var};
-use comm::{Communicator, first_of, parameter_difference};
-use strategy::DistributedModel;
+use comm::Communicator;
+use strategy::{DistributedModel, first_of, parameter_difference};
 
 use crate::{Pipeline, Result};
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use comm::ParameterDifference;
+use strategy::ParameterDifference;
 
 /// An error of pipeline parallelism. Errors are `Clone`: after a failure, a [`crate::Pipeline`] returns the first cause from
 /// every later call.
@@ -189,7 +189,7 @@ impl Error {
 
     /// Wraps a candle error with the name of the operation, unless it carries an error of this crate or of `comm`.
     pub(crate) fn during(operation: impl Into<String>) -> impl FnOnce(candle_core::Error) -> Self {
-        move |source| match comm::carried_as(&source) {
+        move |source| match comm::internal::carried_as(&source) {
             Some(error) => error,
             None => Error::Tensor { operation: operation.into(), source: Arc::new(source) },
         }

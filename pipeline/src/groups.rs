@@ -48,7 +48,7 @@ impl Groups {
 
     /// Returns this rank's result if no rank has failed; otherwise an error on every rank. Every rank must call it.
     pub(crate) fn all_agree<T>(&self, own: Result<T>) -> Result<T> {
-        comm::all_agree(self.all(), own, peer_failed)
+        strategy::all_agree_with(self.all(), own, peer_failed)
     }
 }
 

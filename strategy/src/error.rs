@@ -60,11 +60,11 @@ pub enum Error {
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-comm::error_conversions!(Error);
+crate::error_conversions!(@shared Error);
 
 impl From<candle_core::Error> for Error {
     fn from(source: candle_core::Error) -> Self {
-        comm::carried_as(&source).unwrap_or_else(|| Self::Candle(Arc::new(source)))
+        comm::internal::carried_as(&source).unwrap_or_else(|| Self::Candle(Arc::new(source)))
     }
 }
 
@@ -85,4 +85,61 @@ impl Error {
             _ => false,
         }
     }
+}
+
+/// Implements the conversions of a strategy's error type: to candle's error and to `comm`'s, and from those of `training`, `comm`
+/// and this crate. It has the variants `Comm`, `Training` (in an `Arc`) and `Strategy` for them.
+#[macro_export]
+macro_rules! error_conversions {
+    ($error:ident) => {
+        $crate::error_conversions!(@shared $error);
+
+        impl From<$crate::Error> for $error {
+            fn from(error: $crate::Error) -> Self {
+                match error {
+                    $crate::Error::Comm(error) => error.into(),
+                    $crate::Error::Training(error) => $error::Training(error),
+                    other => $error::Strategy(other),
+                }
+            }
+        }
+    };
+    (@shared $error:ident) => {
+        impl From<$error> for ::candle_core::Error {
+            fn from(error: $error) -> Self {
+                match error {
+                    // Carried as a `comm::Error`, so that code that does not know the crate can detect that another rank
+                    // failed.
+                    $error::Comm(error) => ::comm::carry(error),
+                    other => ::comm::carry(other),
+                }
+            }
+        }
+
+        impl From<$error> for ::comm::Error {
+            fn from(error: $error) -> Self {
+                match error {
+                    $error::Comm(error) => error,
+                    other => ::candle_core::Error::from(other).into(),
+                }
+            }
+        }
+
+        impl From<::training::Error> for $error {
+            fn from(error: ::training::Error) -> Self {
+                // From a layer that communicates, in backward.
+                let carried = match &error {
+                    ::training::Error::Candle(source) => ::comm::internal::carried_as(source),
+                    _ => None,
+                };
+                carried.unwrap_or_else(|| $error::Training(::std::sync::Arc::new(error)))
+            }
+        }
+
+        impl From<::training::FileError> for $error {
+            fn from(error: ::training::FileError) -> Self {
+                ::training::Error::from(error).into()
+            }
+        }
+    };
 }

@@ -14,7 +14,7 @@ use crate::{Error, all_agree};
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Does this rank's part of some work, while all ranks repeat a small all-reduce until all are done: however long the
-/// work takes, no rank runs into its timeout. Call on every rank of the groups, which are as in [`comm::all_agree`].
+/// work takes, no rank runs into its timeout. Call on every rank of the groups, which are as in [`all_agree`].
 ///
 /// # Errors
 /// On every rank, if the work fails on one; failures of communication.

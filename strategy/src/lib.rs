@@ -6,12 +6,14 @@
 #![forbid(unsafe_code)]
 
 mod agreement;
+mod average;
 pub mod checkpoint;
 mod error;
 mod keep_alive;
 mod norm;
 mod piece;
 mod region;
+mod replicas;
 mod whole;
 
 use std::collections::HashMap;
@@ -27,11 +29,13 @@ use training::{Checkpoint, Checkpoints, Contents, LossScalerState, OptimizerStat
 use agreement::place;
 use checkpoint::{DeferredSnapshot, RANK_FILE, Snapshot, load};
 
-pub use agreement::all_agree;
+pub use agreement::{all_agree, all_agree_with, first_of};
+pub use average::BucketAverage;
 pub use error::{Error, Result};
 pub use keep_alive::with_keep_alive;
 pub use piece::Piece;
 pub use region::Region;
+pub use replicas::{ParameterDifference, parameter_difference};
 
 /// A model on several ranks, each of which holds some elements of its parameters.
 ///
@@ -49,7 +53,7 @@ pub trait DistributedModel {
     /// As above.
     fn check(&self) -> Result<(), Self::Error>;
 
-    /// Returns the groups that together are all ranks of the model, as in [`comm::all_agree`]: one, or those along the axes
+    /// Returns the groups that together are all ranks of the model, as in [`all_agree`]: one, or those along the axes
     /// of a mesh.
     fn groups(&self) -> Vec<&dyn Communicator>;
 
@@ -255,22 +259,4 @@ pub trait DistributedModel {
         self.check()?;
         whole::load(self, path.as_ref())
     }
-}
-
-/// Implements the conversions between a strategy's error and those of candle, `comm`, `training` and this crate.
-#[macro_export]
-macro_rules! error_conversions {
-    ($error:ident) => {
-        ::comm::error_conversions!($error);
-
-        impl From<$crate::Error> for $error {
-            fn from(error: $crate::Error) -> Self {
-                match error {
-                    $crate::Error::Comm(error) => error.into(),
-                    $crate::Error::Training(error) => $error::Training(error),
-                    other => $error::Strategy(other),
-                }
-            }
-        }
-    };
 }

@@ -1,7 +1,8 @@
 //! Checks that all ranks build the same model; reports the first difference and the rank that has it.
 
 use candle_core::Tensor;
-use comm::{Communicator, Digest, all_agree, line_difference};
+use comm::Communicator;
+use comm::internal::{Digest, line_difference};
 
 use crate::{Error, Parameter, Result, Split};
 
@@ -16,7 +17,8 @@ pub(crate) fn check(
     configuration: String,
     built: Result<Vec<Parameter>>,
 ) -> Result<Vec<Parameter>> {
-    let parameters = all_agree([comm], built, |rank, reason| Error::PeerBuild { rank, reason })?;
+    let parameters =
+        strategy::all_agree_with([comm], built, |rank, reason| Error::PeerBuild { rank, reason })?;
     let names = parameters.iter().map(Parameter::describe);
     let lines: Vec<String> = std::iter::once(configuration).chain(names).collect();
     if let Some(difference) = line_difference(comm, 0, &lines)? {

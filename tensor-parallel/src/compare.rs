@@ -1,7 +1,7 @@
 //! The check that replicated parameters are equal.
 
 use candle_core::Tensor;
-use comm::{first_of, parameter_difference};
+use strategy::{first_of, parameter_difference};
 
 use crate::{Result, Split, TensorParallel};
 

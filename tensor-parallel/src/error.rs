@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use comm::{LineDifference, ParameterDifference};
+use comm::internal::LineDifference;
+use strategy::ParameterDifference;
 
 /// An error of tensor parallelism.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -113,6 +114,6 @@ strategy::error_conversions!(Error);
 
 impl From<candle_core::Error> for Error {
     fn from(source: candle_core::Error) -> Self {
-        comm::carried_as(&source).unwrap_or_else(|| Error::Tensor { source: Arc::new(source) })
+        comm::internal::carried_as(&source).unwrap_or_else(|| Error::Tensor { source: Arc::new(source) })
     }
 }

@@ -15,7 +15,7 @@ const RUN_LEN: usize = 1024;
 ///
 /// Squares are summed in f64, parameter by parameter (on a CPU those of f32 in f32 over runs of 1,024 elements, and the
 /// runs in f64). Where a model is divided over ranks, this is the norm of this
-/// rank's part; `comm::global_norm` combines it into the norm of the whole, by which [`clip_by_norm`] clips.
+/// rank's part; `strategy` combines it into the norm of the whole, by which [`clip_by_norm`] clips.
 ///
 /// # Cost
 /// One pass over the gradients.

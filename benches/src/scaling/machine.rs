@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::thread::available_parallelism;
 
-use comm::{host_name, total_memory};
+use comm::internal::{host_name, total_memory};
 use serde::{Deserialize, Serialize};
 
 /// A machine, and the commit of the measured program.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cli::error::Result;
-use comm::peak_rss_bytes;
+use comm::internal::peak_rss_bytes;
 use comm::{Communicator, Operation, Tcp, all_gather_object, broadcast_object};
 use serde::{Deserialize, Serialize};
 

@@ -51,7 +51,7 @@ pub enum Error {
     },
     /// Ranks that were started with different options.
     #[error(transparent)]
-    Differ(Box<comm::SettingDifference>),
+    Differ(Box<girandole::settings::SettingDifference>),
     /// An undamaged checkpoint of a different run or model.
     #[error("the checkpoint does not fit: {problem}")]
     Checkpoint {

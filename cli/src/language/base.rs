@@ -1,8 +1,9 @@
 //! Fingerprint of the weights that a run begins with, which all ranks must read alike.
 
 use crate::error::{Error, Result};
-use comm::{Communicator, all_agree, all_gather_object};
+use comm::{Communicator, all_gather_object};
 use models::Weights;
+use strategy::all_agree_with;
 
 /// Returns the fingerprint of all bytes of a folder's weights; `None` for random ones. Ranks that see the same files read
 /// a part each. If all do, there is nothing to compare, and without `is_kept` nothing is read. Every rank must call it.
@@ -16,7 +17,7 @@ pub(super) fn fingerprint(
 ) -> Result<Option<String>> {
     let failed = |rank, reason| girandole::Error::PeerFailed { rank, reason }.into();
     let files = weights.files().map_err(Error::from);
-    let own = (comm::host_name(), all_agree([comm], files, failed)?);
+    let own = (comm::internal::host_name(), all_agree_with([comm], files, failed)?);
     let all = all_gather_object(comm, &own)?;
     let here: Vec<usize> = (0..all.len()).filter(|rank| all[*rank] == own).collect();
     if !is_kept && here.len() == all.len() {
@@ -24,7 +25,7 @@ pub(super) fn fingerprint(
     }
     let place = here.iter().position(|rank| *rank == comm.rank()).unwrap_or_default();
     let hashes = weights.hashes(place, here.len()).map_err(Error::from);
-    let all = all_gather_object(comm, &all_agree([comm], hashes, failed)?)?;
+    let all = all_gather_object(comm, &all_agree_with([comm], hashes, failed)?)?;
     let pieces: usize = here.iter().map(|rank| all[*rank].len()).sum();
     let piece = |number: usize| all[here[number % here.len()]].get(number / here.len()).cloned();
     Ok(weights.fingerprint_of(&(0..pieces).filter_map(piece).collect::<Vec<_>>()))

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::memory_check;
-use comm::{UsableMemory, available_memory};
+use comm::internal::{UsableMemory, available_memory};
 use girandole::Layout;
 use plan::language::{LayoutCost, Memory, Subject, Training, layouts};
 use plan::units::show_bytes;

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::options::value_name;
-use comm::Setting;
+use girandole::settings::Setting;
 use girandole::trainer::{ChangedSetting, TrainConfig};
 use models::tokens::{Rows, TokenFile};
 

@@ -73,7 +73,7 @@ impl Speed {
             compute_seconds: (seconds - communication_seconds).max(0.0),
             communication_seconds,
             waiting_seconds,
-            peak_rss_bytes: comm::peak_rss_bytes(),
+            peak_rss_bytes: comm::internal::peak_rss_bytes(),
         }
     }
 }

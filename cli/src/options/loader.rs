@@ -44,7 +44,7 @@ impl LoaderOptions {
                 return Ok(make(samples, &device)?);
             }
             let (x, y) = make(samples, &Device::Cpu)?;
-            Ok((comm::upload_pinned(&x, &device)?, comm::upload_pinned(&y, &device)?))
+            Ok((comm::internal::upload_pinned(&x, &device)?, comm::internal::upload_pinned(&y, &device)?))
         };
         let config = DataLoaderConfig { batch_size, num_workers, ..DataLoaderConfig::default() };
         Ok(DataLoader::new(dataset, sampler, collate, config)?)

@@ -7,7 +7,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
-use comm::{Communicator, Operation, ReduceOp, TcpConfig, all_gather_object, peak_rss_bytes};
+use comm::internal::peak_rss_bytes;
+use comm::{Communicator, Operation, ReduceOp, TcpConfig, all_gather_object};
 use report::RankTimes;
 use report::metrics::{CheckpointTimes, MemoryUse, MetricsWriter, Summary};
 use sampler::{DistributedSampler, DistributedSamplerConfig};

@@ -1,7 +1,8 @@
 //! Comparison of lines of text between ranks: finds the first line that differs, and on which rank.
 
-use crate::api::communicator::group::all_gather;
-use crate::{Communicator, Digest, Result, all_gather_object};
+use crate::api::communicator::group::all_gather_words;
+use crate::base::digest::Digest;
+use crate::{Communicator, Result, all_gather_object};
 
 /// How many lines are compared at once after a difference was found.
 const MAX_LINES: usize = 1 << 16;
@@ -35,7 +36,8 @@ pub struct LineDifference {
 /// Those of [`Communicator::run`].
 ///
 /// ```
-/// use comm::{Communicator, Local, line_difference};
+/// use comm::internal::line_difference;
+/// use comm::{Communicator, Local};
 ///
 /// let said = Local::run(3, |comm| {
 ///     let width = if comm.rank() == 1 { 128 } else { 64 };
@@ -53,7 +55,7 @@ pub fn line_difference(
     let digests: Vec<i64> = lines.iter().map(|line| Digest::new().text(line).value().cast_signed()).collect();
     let whole = digests.iter().fold(Digest::new(), |digest, line| digest.word(line.cast_unsigned()));
     let own = [party as i64, lines.len() as i64, whole.value().cast_signed()];
-    let all = all_gather(comm, &own)?;
+    let all = all_gather_words(comm, &own)?;
     let Some((rank, odd_rank)) = odd_of_a_party(&all) else { return Ok(None) };
 
     let longest = all.iter().map(|answer| answer[1]).max().unwrap_or(0);
@@ -61,7 +63,7 @@ pub fn line_difference(
     let mut padded = digests;
     padded.resize(place, 0);
     for (block, own) in padded.chunks(MAX_LINES).enumerate() {
-        let all = all_gather(comm, own)?;
+        let all = all_gather_words(comm, own)?;
         if let Some(line) = (0..own.len()).find(|&line| all[rank][line] != all[odd_rank][line]) {
             place = block * MAX_LINES + line;
             break;
@@ -89,9 +91,9 @@ fn odd_of_a_party(all: &[Vec<i64>]) -> Option<(usize, usize)> {
 /// `None` if all are equal.
 ///
 /// ```
-/// assert_eq!(comm::odd_one(&[5, 5, 5]), None);
-/// assert_eq!(comm::odd_one(&[4, 5, 5]), Some((1, 0)));
-/// assert_eq!(comm::odd_one(&[5, 4]), Some((0, 1)));
+/// assert_eq!(comm::internal::odd_one(&[5, 5, 5]), None);
+/// assert_eq!(comm::internal::odd_one(&[4, 5, 5]), Some((1, 0)));
+/// assert_eq!(comm::internal::odd_one(&[5, 4]), Some((0, 1)));
 /// ```
 pub fn odd_one<T: PartialEq>(answers: &[T]) -> Option<(usize, usize)> {
     if answers.windows(2).all(|pair| pair[0] == pair[1]) {

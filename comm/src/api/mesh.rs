@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::{Communicator, Error, LineDifference, Result, line_difference};
+use crate::api::difference::{LineDifference, line_difference};
+use crate::{Communicator, Error, Result};
 
 /// The ranks of a group as a grid, with one axis for each kind of parallelism. Along each axis, the ranks that differ
 /// only in that coordinate form a group.

@@ -160,7 +160,10 @@ fn decode<T: DeserializeOwned>(
 }
 
 /// Encodes as CBOR.
-pub(super) fn to_bytes<T: Serialize>(value: &T) -> std::result::Result<Vec<u8>, String> {
+///
+/// # Errors
+/// The reason why `Serialize` refuses the value.
+pub fn to_bytes<T: Serialize>(value: &T) -> std::result::Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     ciborium::into_writer(value, &mut bytes).map_err(|error| match error {
         ciborium::ser::Error::Value(reason) => reason,
@@ -170,7 +173,10 @@ pub(super) fn to_bytes<T: Serialize>(value: &T) -> std::result::Result<Vec<u8>, 
 }
 
 /// Decodes what [`to_bytes`] has made.
-pub(super) fn to_value<T: DeserializeOwned>(mut bytes: &[u8]) -> std::result::Result<T, String> {
+///
+/// # Errors
+/// What is wrong with the bytes.
+pub fn to_value<T: DeserializeOwned>(mut bytes: &[u8]) -> std::result::Result<T, String> {
     use ciborium::de::Error;
     let value = ciborium::from_reader(&mut bytes).map_err(|error| match error {
         Error::Semantic(_, reason) => reason,

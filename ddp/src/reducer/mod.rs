@@ -119,7 +119,7 @@ impl Reducer {
         self.check()?;
         let tensors: Vec<_> =
             parameters.iter().map(|parameter| (parameter.name(), parameter.var().as_tensor())).collect();
-        match comm::parameter_difference(&*self.comm, &tensors)? {
+        match strategy::parameter_difference(&*self.comm, &tensors)? {
             Some(difference) => Err(Box::new(difference).into()),
             None => Ok(()),
         }

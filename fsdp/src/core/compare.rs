@@ -2,7 +2,7 @@
 //! any rank.
 
 use candle_core::{DType, Device, Tensor};
-use comm::{Digest, odd_one};
+use comm::internal::{Digest, odd_one};
 
 use super::{Core, State};
 use crate::{Error, Result};

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
-use comm::{Digest, Work};
+use comm::Work;
+use comm::internal::Digest;
 use training::internal::{BackwardOwner, backward_of, backward_owner};
 
 use crate::built::{BuiltUnit, Model, Param};

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
+use crate::settings::{Setting, setting_difference};
 use candle_core::Device;
-use comm::{Setting, setting_difference};
 use sampler::SamplerState;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -317,7 +317,7 @@ fn ranks_that_are_told_something_else_are_refused_by_all() {
         Ok(Trainer::new(&mut model, Arc::new(Rows), config).unwrap_err().to_string())
     });
     for said in said.unwrap() {
-        let host = comm::host_name();
+        let host = comm::internal::host_name();
         let expected = format!(
             "rank 2 (host {host}) was given steps 10, and rank 0 (host {host}) steps 9: give all ranks the same"
         );

@@ -16,8 +16,9 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use comm::internal::host_name;
 use comm::launcher::{self, Connection, addresses, local_address_towards, lock, without_brackets};
-use comm::{Error, InitMethod, NodeName, Result, TcpConfig, Tls, Transport, host_name};
+use comm::{Error, InitMethod, NodeName, Result, TcpConfig, Tls, Transport};
 
 use super::environment::BIND;
 use super::event::Event;

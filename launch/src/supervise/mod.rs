@@ -262,7 +262,7 @@ impl<'a> Supervisor<'a> {
     /// group, or has reported the failure itself.
     fn announce_own(&mut self, end: Ended) {
         if end.status != ExitKind::Code(EXIT_PEER_FAILED) {
-            self.announce(end.rank, comm::host_name());
+            self.announce(end.rank, comm::internal::host_name());
         }
     }
 

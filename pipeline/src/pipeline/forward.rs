@@ -1,10 +1,12 @@
 //! Forward of inputs of any shape through all stages, one after the other.
 
 use candle_core::Tensor;
-use comm::{all_agree, broadcast_tensors};
+use comm::broadcast_tensors;
 use ops::Documents;
+use strategy::all_agree_with;
 
 use super::Pipeline;
+use crate::groups::peer_failed;
 use crate::{Error, Result};
 
 impl Pipeline {
@@ -52,7 +54,7 @@ impl Pipeline {
                     output.map_err(Error::during("forward"))
                 }
             };
-            let own = all_agree([pp], own, |rank, reason| Error::PeerFailed { rank, reason })?;
+            let own = all_agree_with([pp], own, peer_failed)?;
             let own = own.into_iter().map(|output| (String::new(), output)).collect();
             let sent = broadcast_tensors(pp, own, *owner)?;
             let Some((_, output)) = sent.into_iter().next() else {

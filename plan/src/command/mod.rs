@@ -6,7 +6,8 @@ mod rank_memory;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use comm::{Error, Result, total_memory};
+use comm::internal::total_memory;
+use comm::{Error, Result};
 use launch::command::{count, probability};
 
 use crate::forecast::Network;

@@ -1,6 +1,6 @@
 //! Memory of each rank of a plan, and what limits it.
 
-use comm::UsableMemory;
+use comm::internal::UsableMemory;
 
 use crate::units::show_bytes;
 

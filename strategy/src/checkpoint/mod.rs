@@ -9,6 +9,7 @@ mod read;
 mod save;
 mod snapshot;
 mod source;
+mod together;
 mod transfer;
 
 pub(crate) use load::load;

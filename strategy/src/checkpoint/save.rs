@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use comm::{Communicator, complete_together};
+use super::together::complete_together;
+use comm::Communicator;
 use training::{Checkpoint, Checkpoints, FileHash};
 
 use super::Snapshot;
@@ -53,10 +54,7 @@ impl Snapshot {
             Ok(draft.commit(&checkpoint, files).map(drop)?)
         };
         let begin = || Ok(checkpoints.begin()?.number());
-        let number = complete_together(groups, begin, part, complete, |rank, reason| Error::PeerFailed {
-            rank,
-            reason,
-        })?;
+        let number = complete_together(groups, begin, part, complete)?;
         Ok(checkpoints.draft(number).folder())
     }
 }

@@ -9,7 +9,8 @@ use std::thread::{self, ThreadId};
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
-use comm::{BucketAverage, Communicator, autograd};
+use comm::{Communicator, autograd};
+use strategy::BucketAverage;
 use training::internal::GradSums;
 
 use crate::{Error, Parameter, Result};

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use candle_core::{DType, Tensor, Var};
-use comm::BucketAverage;
+use strategy::BucketAverage;
 
 /// Bytes of gradients that are sent together; the size of PyTorch's first bucket.
 pub(super) const BUCKET_BYTES: usize = 1 << 20;

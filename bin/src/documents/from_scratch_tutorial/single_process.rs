@@ -6,7 +6,7 @@ use candle_nn::{Module, Optimizer};
 use cli::prelude::*;
 use cli::run_log::{LogConfig, RunLog};
 use cli::trainer::{RunEnd, SingleProcess};
-use comm::peak_rss_bytes;
+use comm::internal::peak_rss_bytes;
 use launch::machine::gpu_count;
 use ops::{backward, mse};
 use report::metrics::Summary;

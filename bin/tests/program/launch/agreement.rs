@@ -5,7 +5,7 @@ use std::fs;
 use std::process::{Output, Stdio};
 
 use cli::agreement::{JOINT, OWN};
-use comm::host_name;
+use comm::internal::host_name;
 
 use super::nodes::Nodes;
 use crate::common::{Folder, free_port, girandole, text};

@@ -360,7 +360,7 @@ fn one_that_joins_with_other_options_leaves_and_the_others_go_on() {
     let run = Run { nodes: ranks, folder }.at_work();
     let newcomer = by_hand(&run.folder, (2, &port), "1", &["--mask", "none"]);
     let newcomer = newcomer.wait_with_output().unwrap();
-    let host = format!(" (host {})", comm::host_name());
+    let host = format!(" (host {})", comm::internal::host_name());
     let said = text(&newcomer.stderr).replace(&host, "");
     let expected =
         "rank 2: error: rank 2 was given --mask none, and rank 0 --mask document: give all ranks the same";

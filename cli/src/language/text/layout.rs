@@ -10,7 +10,9 @@ use crate::rank::Rank;
 use crate::start::Start;
 use candle_core::{DType, Device};
 use clap::Args;
-use comm::{Communicator, Digest, Local, LocalConfig, Setting, TcpConfig};
+use comm::internal::Digest;
+use comm::{Communicator, Local, LocalConfig, TcpConfig};
+use girandole::settings::Setting;
 use girandole::{Layout, ParallelConfig};
 
 use crate::language::options::in_terms_of_mesh;

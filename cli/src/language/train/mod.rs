@@ -9,19 +9,18 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::Command;
 use crate::console::{note, say};
 use crate::error::{Error, Result};
 use crate::interrupt::StopOnSignal;
 use crate::options::{
     CheckpointOptions, CommonOptions, ElasticOptions, begin_note, check_input, value_name, with_fallback_hint,
 };
-use crate::outputs;
 use crate::plan::recompute_fits;
 use crate::rank::{Outcome, Rank, RankPhase};
 use crate::run_log::RunLog;
 use crate::trainer::agree_on_command;
-use comm::Setting;
+use crate::{Command, outputs};
+use girandole::settings::Setting;
 use girandole::trainer::{self, TrainConfig};
 use girandole::{Layout, Parallel};
 use models::CausalLm;
@@ -30,12 +29,11 @@ use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
 
 use super::job::{Job, Subject};
-use super::memory;
 use super::sample::Sample;
 use super::settings::{self, note_changed_settings, refuse_another_model, train_config};
-use super::shared;
 use super::trained::{self, Trained};
 use super::watch::{Times, TrainObserver, wrap_error};
+use super::{memory, shared};
 use checks::{check_batch_size, check_evaluation, check_output_folder, check_stages, refuse_in_folder};
 use lifecycle::{check_steps, choose, last_lines, log, save};
 use start::{config_of_rank, model_in_layout, new_trainer};

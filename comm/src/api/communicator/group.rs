@@ -20,7 +20,7 @@ pub(crate) fn agree<C: Communicator + ?Sized>(comm: &C, ranks: &[usize]) -> Resu
             return Err(Error::invalid(what, format!("rank {rank} twice"), "give each rank once"));
         }
     }
-    let all = all_gather(comm, &[digest(ranks.iter().copied()) as i64])?;
+    let all = all_gather_words(comm, &[digest(ranks.iter().copied()) as i64])?;
     match all.iter().position(|theirs| theirs != &all[0]) {
         None => Ok(()),
         Some(rank) => {
@@ -39,13 +39,17 @@ pub(crate) fn members_of_color<C: Communicator + ?Sized>(
     // Any number may be a color or a key, so a separate number says whether there is a color, and large ones are sent
     // by their bits.
     let own = [i64::from(color.is_some()), color.unwrap_or(0) as i64, key as i64];
-    let all = all_gather(comm, &own)?;
+    let all = all_gather_words(comm, &own)?;
     let mut members: Vec<usize> = (0..all.len()).filter(|rank| all[*rank][..2] == own[..2]).collect();
     members.sort_by_key(|rank| all[*rank][2] as u64);
     Ok(color.map(|_| members))
 }
 
-pub(crate) fn all_gather<C: Communicator + ?Sized>(comm: &C, own: &[i64]) -> Result<Vec<Vec<i64>>> {
+/// Returns the numbers of all ranks, by rank; each passes the same count.
+///
+/// # Errors
+/// Those of [`Communicator::run`].
+pub fn all_gather_words<C: Communicator + ?Sized>(comm: &C, own: &[i64]) -> Result<Vec<Vec<i64>>> {
     let output = Tensor::zeros((comm.world_size(), own.len()), DType::I64, &Device::Cpu)?;
     let input = Tensor::new(own, &Device::Cpu)?;
     comm.run(Operation::AllGather { output: output.clone(), input, counts: None })?;

@@ -63,10 +63,10 @@ pub fn carried<E: std::error::Error + Send + Sync + 'static>(error: &candle_core
 /// }
 ///
 /// let own = comm::carry(Error::Config("many".parse::<u8>().unwrap_err())).context("in the model");
-/// assert!(matches!(comm::carried_as(&own), Some(Error::Config(_))));
+/// assert!(matches!(comm::internal::carried_as(&own), Some(Error::Config(_))));
 /// let left = comm::Error::PeerLeft { rank: 1, host: "a".into(), operation: "barrier #1".into() };
 /// let through = comm::carry(left).context("in the model");
-/// assert!(matches!(comm::carried_as(&through), Some(Error::Comm(comm::Error::PeerLeft { rank: 1, .. }))));
+/// assert!(matches!(comm::internal::carried_as(&through), Some(Error::Comm(comm::Error::PeerLeft { rank: 1, .. }))));
 /// ```
 pub fn carried_as<E>(error: &candle_core::Error) -> Option<E>
 where
@@ -74,51 +74,6 @@ where
 {
     let of_comm = || carried::<Error>(error).cloned().map(E::from);
     carried::<E>(error).cloned().or_else(of_comm)
-}
-
-/// Implements the conversions of a strategy's error type, to candle's error and to this crate's, and from `training`'s two. It
-/// has the variants `Comm` for this crate's errors and `Training` for those, in an `Arc`.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! error_conversions {
-    ($error:ident) => {
-        impl From<$error> for ::candle_core::Error {
-            fn from(error: $error) -> Self {
-                match error {
-                    // Carried as a `comm::Error`, so that code that does not know the crate can detect that another rank
-                    // failed.
-                    $error::Comm(error) => $crate::carry(error),
-                    other => $crate::carry(other),
-                }
-            }
-        }
-
-        impl From<$error> for $crate::Error {
-            fn from(error: $error) -> Self {
-                match error {
-                    $error::Comm(error) => error,
-                    other => ::candle_core::Error::from(other).into(),
-                }
-            }
-        }
-
-        impl From<::training::Error> for $error {
-            fn from(error: ::training::Error) -> Self {
-                // From a layer that communicates, in backward.
-                let carried = match &error {
-                    ::training::Error::Candle(source) => $crate::carried_as(source),
-                    _ => None,
-                };
-                carried.unwrap_or_else(|| $error::Training(::std::sync::Arc::new(error)))
-            }
-        }
-
-        impl From<::training::FileError> for $error {
-            fn from(error: ::training::FileError) -> Self {
-                ::training::Error::from(error).into()
-            }
-        }
-    };
 }
 
 #[cfg(test)]

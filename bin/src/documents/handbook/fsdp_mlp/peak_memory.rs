@@ -1,7 +1,7 @@
 //! Peak memory by kind of each rank of a sharded model: measured, and computed by formulas.
 
 use candle_core::{DType, Tensor};
-use comm::peak_rss_bytes;
+use comm::internal::peak_rss_bytes;
 use fsdp::{Fsdp, FsdpConfig, MixedPrecision, Strategy};
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,8 @@
 //! Positions of ranks: in the world group, on their nodes, and in a table of several nodes.
 
 use cli::prelude::*;
-use comm::{Communicator, LaunchedRank, host_name};
+use comm::internal::host_name;
+use comm::{Communicator, LaunchedRank};
 use launch::Layout;
 
 use super::stage::{OrderedOutput, python_bool};

@@ -1,12 +1,10 @@
 //! Work in which every rank has a part, and which is complete or not there at all, such as a checkpoint.
 
-use std::fmt::Display;
-
+use comm::{Communicator, broadcast_object, gather_object};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::agree::all_agree;
-use crate::{Communicator, Error, broadcast_object, gather_object};
+use crate::{Result, all_agree};
 
 /// Makes something of parts, such as a checkpoint to which each rank writes a file. The first rank begins it, every rank makes
 /// its part of what the first has begun, and the first completes it with the parts of all, in order of rank. Returns what the
@@ -19,59 +17,39 @@ use crate::{Communicator, Error, broadcast_object, gather_object};
 ///
 /// # Errors
 /// If a step fails on a rank, every rank returns an error, and the later steps are not done: that rank its own, the others
-/// the result of `peer_failed`, as in [`all_agree`]. Failures of communication.
-///
-/// ```
-/// use std::sync::Mutex;
-/// use comm::{Communicator, Error, Local, complete_together};
-///
-/// let files = Mutex::new(Vec::new());
-/// let folders = Local::run(3, |comm| {
-///     let failed = |rank: usize, reason: String| Error::System { what: format!("rank {rank}"), reason };
-///     let part = |folder: &String| Ok(format!("{folder}/part-{}", comm.rank()));
-///     let complete = |_: &String, parts: Vec<String>| {
-///         files.lock().unwrap().extend(parts);
-///         Ok(())
-///     };
-///     complete_together(&[comm as &dyn Communicator], || Ok("step-7".to_string()), part, complete, failed)
-/// })?;
-/// assert_eq!(folders, ["step-7"; 3]);
-/// assert_eq!(files.into_inner().unwrap(), ["step-7/part-0", "step-7/part-1", "step-7/part-2"]);
-/// # Ok::<(), comm::Error>(())
-/// ```
-pub fn complete_together<B, P, E>(
+/// [`Error::PeerFailed`](crate::Error::PeerFailed). Failures of communication.
+pub(crate) fn complete_together<B, P>(
     groups: &[&dyn Communicator],
-    begin: impl FnOnce() -> std::result::Result<B, E>,
-    part: impl FnOnce(&B) -> std::result::Result<P, E>,
-    complete: impl FnOnce(&B, Vec<P>) -> std::result::Result<(), E>,
-    peer_failed: impl Fn(usize, String) -> E,
-) -> std::result::Result<B, E>
+    begin: impl FnOnce() -> Result<B>,
+    part: impl FnOnce(&B) -> Result<P>,
+    complete: impl FnOnce(&B, Vec<P>) -> Result<()>,
+) -> Result<B>
 where
     B: Default + Serialize + DeserializeOwned,
     P: Serialize + DeserializeOwned,
-    E: Display + From<Error>,
 {
     let is_first = groups.iter().all(|group| group.rank() == 0);
     let all = || groups.iter().copied();
     let begun = if is_first { begin() } else { Ok(B::default()) };
-    let mut begun = all_agree(all(), begun, &peer_failed)?;
+    let mut begun = all_agree(all(), begun)?;
     for group in all() {
         begun = broadcast_object(group, &begun, 0)?;
     }
-    let mut parts = vec![all_agree(all(), part(&begun), &peer_failed)?];
+    let mut parts = vec![all_agree(all(), part(&begun))?];
     for group in all() {
         // What a rank in the middle of an earlier group has gathered is empty.
         parts = gather_object(group, &parts, 0)?.unwrap_or_default().into_iter().flatten().collect();
     }
     let completed = if is_first { complete(&begun, parts) } else { Ok(()) };
-    all_agree(all(), completed, &peer_failed)?;
+    all_agree(all(), completed)?;
     Ok(begun)
 }
 
 #[cfg(test)]
 mod tests {
+    use comm::{Local, Mesh};
+
     use super::*;
-    use crate::{Local, Mesh};
 
     #[test]
     fn along_the_axes_of_a_mesh_the_first_rank_has_the_parts_of_all() {
@@ -84,8 +62,7 @@ mod tests {
                 all = Some(parts);
                 Ok(())
             };
-            let failed = |rank: usize, reason| Error::system(format!("rank {rank}"), reason);
-            let begun = complete_together(&groups, || Ok(7), part, complete, failed)?;
+            let begun = complete_together(&groups, || Ok(7), part, complete)?;
             Ok((begun, all))
         });
         let mut expected = vec![(7, None); 6];

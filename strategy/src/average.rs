@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::{Device, Tensor};
 use tracing::Span;
 
-use crate::{Communicator, Operation, ReduceOp, Result, Work};
+use comm::{Communicator, Operation, ReduceOp, Result, Work};
 
 /// Averages tensors over the ranks of a group, in place and in buckets: a bucket is sent when it is full, while the caller
 /// goes on, as a backward pass does with gradients. Every rank adds tensors of the same shapes in the same order.
@@ -15,7 +15,8 @@ use crate::{Communicator, Operation, ReduceOp, Result, Work};
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use comm::{BucketAverage, Communicator, Local};
+/// use comm::{Communicator, Local};
+/// use strategy::BucketAverage;
 ///
 /// let means = Local::run_shared(2, |comm| {
 ///     let mut average = BucketAverage::new(comm.clone(), 1 << 20);

@@ -4,9 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::difference::{LineDifference, line_difference};
-use super::objects::all_gather_object;
-use crate::{Communicator, Result, host_name};
+use comm::internal::{LineDifference, host_name, line_difference};
+use comm::{Communicator, Result, all_gather_object};
 
 /// A setting of this rank that must be the same on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,7 +89,8 @@ impl SettingDifference {
 /// Those of [`Communicator::run`].
 ///
 /// ```
-/// use comm::{Communicator, Local, Setting, setting_difference};
+/// use girandole::comm::{Communicator, Local};
+/// use girandole::settings::{Setting, setting_difference};
 ///
 /// let found = Local::run(3, |comm| {
 ///     let lr = if comm.rank() == 2 { 1.0 } else { 0.01 };
@@ -125,7 +125,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::Local;
+    use comm::Local;
 
     /// What all ranks are told if each has these settings.
     fn said(ranks: usize, settings: fn(usize) -> Vec<Setting>) -> Option<String> {

@@ -4,8 +4,8 @@
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::api::communicator::group::all_gather;
-use crate::{Communicator, Digest, Operation, Result, odd_one};
+use comm::internal::{Digest, all_gather_words, odd_one};
+use comm::{Communicator, Operation, Result};
 
 /// The first parameter that is not the same on every rank. Ranks are those of the whole job.
 #[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
@@ -50,7 +50,8 @@ pub struct ParameterDifference {
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use comm::{Communicator, Local, parameter_difference};
+/// use comm::{Communicator, Local};
+/// use strategy::parameter_difference;
 ///
 /// let messages = Local::run(3, |comm| {
 ///     let bias = Tensor::new(&[0f32, if comm.rank() == 2 { 0.5 } else { 0.25 }], &Device::Cpu)?;
@@ -72,12 +73,12 @@ pub fn parameter_difference(
     let digests = tensors.iter().map(|(_, tensor)| Ok(Digest::new().floats(tensor)?.value()));
     let digests: Vec<u64> = digests.collect::<Result<_>>()?;
     let whole = digests.iter().copied().fold(Digest::new(), Digest::word);
-    let all = all_gather(comm, &[whole.value().cast_signed()])?;
+    let all = all_gather_words(comm, &[whole.value().cast_signed()])?;
     if odd_one(&all).is_none() {
         return Ok(None);
     }
     let own: Vec<i64> = digests.into_iter().map(u64::cast_signed).collect();
-    let all = all_gather(comm, &own)?;
+    let all = all_gather_words(comm, &own)?;
     let of = |index: usize| all.iter().map(|digests| digests[index]).collect::<Vec<_>>();
     let first = (0..tensors.len()).find_map(|index| Some((index, odd_one(&of(index))?)));
     // The digests of the lists differ, so one of the tensors does.
@@ -110,7 +111,7 @@ fn difference(
             .to_scalar()?;
         Ok(value.to_bits().cast_signed())
     };
-    let seen = all_gather(comm, &[place as i64, differing as i64, value(&own)?, value(&theirs)?])?;
+    let seen = all_gather_words(comm, &[place as i64, differing as i64, value(&own)?, value(&theirs)?])?;
     let seen = &seen[odd_rank];
     let shown = |bits: i64| shown(tensor.dtype(), f64::from_bits(bits.cast_unsigned()));
     // The rank in the whole job.
