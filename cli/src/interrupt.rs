@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use comm::{Error, LaunchedRank};
+use comm::LaunchedRank;
 use girandole::trainer::StopFlag;
+use launch::Error;
 use launch::{is_worker, on_signal};
 use signal_hook::low_level;
 

@@ -33,7 +33,7 @@ pub fn run(options: &LaunchOptions) -> Result<()> {
         ended
     });
     ended.map(drop).map_err(|error| match error {
-        comm::Error::Worker(failure) => Error::Launched(failure),
+        launch::Error::Worker(failure) => Error::Launched(failure),
         error => error.into(),
     })
 }

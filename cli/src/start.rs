@@ -161,7 +161,7 @@ pub fn handed_over<T: DeserializeOwned>(results: Vec<Option<String>>) -> Result<
 ///
 /// # Errors
 /// Those of [`launch::spawn`].
-pub(crate) fn spawn_with_bar(mut config: SpawnConfig) -> comm::Result<Vec<Option<String>>> {
+pub(crate) fn spawn_with_bar(mut config: SpawnConfig) -> launch::Result<Vec<Option<String>>> {
     if let Some(threads) = threads::for_ranks(config.local_world_size()) {
         config.env.push((threads::VARIABLE.into(), threads.into()));
     }

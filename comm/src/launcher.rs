@@ -14,7 +14,6 @@ use crate::{Result, TcpConfig};
 
 #[cfg(feature = "cuda")]
 pub use crate::backend::cuda_library::CudaLibrary;
-pub use crate::base::failure::signal_name;
 pub use crate::base::fingerprint::digest;
 pub use crate::base::lock::lock;
 pub use crate::config::address::without_brackets;

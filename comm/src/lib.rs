@@ -112,8 +112,7 @@ pub use backend::mpi::Mpi;
 #[cfg(feature = "nccl")]
 pub use backend::nccl::Nccl;
 pub use backend::tcp::Tcp;
-pub use base::error::{Error, Result, carried, carry};
-pub use base::failure::{EXIT_CHECKPOINTED, EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
+pub use base::error::{EXIT_PEER_FAILED, Error, Result, carried, carry};
 pub use base::operation::{Message, Operation, ReduceOp};
 pub use base::stats::Stats;
 pub use config::elastic::Elastic;

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use comm::{ExitKind, Result, Secret, Tls};
+use crate::ExitKind;
+use comm::{Result, Secret, Tls};
 
 use crate::logs::{LogFile, Stream};
 use crate::{ElasticJob, LogConfig, MasterPort, Notes};

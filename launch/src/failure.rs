@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use comm::{EXIT_CHECKPOINTED, EXIT_PEER_FAILED, ExitKind};
+use crate::{EXIT_CHECKPOINTED, ExitKind};
+use comm::EXIT_PEER_FAILED;
 use signal_hook::consts::{SIGKILL, SIGTERM};
 
 /// When a process dies, its connections close a little before its end can be observed, and a peer may fail and end

@@ -39,6 +39,7 @@ pub mod command;
 mod config;
 mod elastic;
 mod environment;
+mod error;
 mod event;
 mod failure;
 mod failure_announcer;
@@ -71,14 +72,14 @@ mod supervise;
 mod threads;
 mod watch;
 mod worker;
+mod worker_failure;
 
 use std::sync::mpsc;
 
-use comm::Result;
-
-pub use comm::{EXIT_CHECKPOINTED, EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
+pub use comm::EXIT_PEER_FAILED;
 pub use config::SpawnConfig;
 pub use elastic::{ElasticJob, elastic_min};
+pub use error::{Error, Result};
 pub use layout::Layout;
 pub use logs::LogConfig;
 pub use master_port::MasterPort;
@@ -88,6 +89,7 @@ pub use run::{RankContext, run};
 pub use signals::on_signal;
 pub use threads::check_threads;
 pub use worker::{is_worker, report_result, restarts, worker_guard};
+pub use worker_failure::{EXIT_CHECKPOINTED, ExitKind, NodeName, WorkerFailure, signal_name};
 
 /// Starts the ranks of one job as processes of this machine, waits until all have ended, and returns what each one
 /// passed to [`report_result`] (its last report), by rank.
@@ -114,22 +116,22 @@ pub use worker::{is_worker, report_result, restarts, worker_guard};
 /// neither.
 ///
 /// # Errors
-/// - [`Error::Worker`](comm::Error::Worker): a rank failed. The others were given
+/// - [`Error::Worker`]: a rank failed. The others were given
 ///   [`failure_grace`](SpawnConfig::failure_grace) to end by themselves and were then ended.
-/// - [`Error::Nodes`](comm::Error::Nodes), [`Error::NodeRefused`](comm::Error::NodeRefused): the launchers of several
-///   nodes did not find each other. [`Error::NodeGone`](comm::Error::NodeGone): one of them was killed, or its machine
-///   is gone. [`Error::NodeSilent`](comm::Error::NodeSilent): nothing was received from one of them while the others
-///   waited for it. [`Error::NodeStopped`](comm::Error::NodeStopped): one of them ended the job for another reason.
-/// - [`Error::Interrupted`](comm::Error::Interrupted): a signal that ends the job arrived, or (as SIGPIPE) this process's
+/// - [`Error::Nodes`], [`Error::NodeRefused`]: the launchers of several
+///   nodes did not find each other. [`Error::NodeGone`]: one of them was killed, or its machine
+///   is gone. [`Error::NodeSilent`]: nothing was received from one of them while the others
+///   waited for it. [`Error::NodeStopped`]: one of them ended the job for another reason.
+/// - [`Error::Interrupted`]: a signal that ends the job arrived, or (as SIGPIPE) this process's
 ///   standard output has no reader any more. The ranks were ended.
-/// - [`Error::Checkpointed`](comm::Error::Checkpointed): ranks have ended with [`EXIT_CHECKPOINTED`], as they were asked to.
+/// - [`Error::Checkpointed`]: ranks have ended with [`EXIT_CHECKPOINTED`], as they were asked to.
 ///   They are not restarted.
-/// - [`Error::InvalidArgument`](comm::Error::InvalidArgument): a world size of 0; more ranks than this process may have
+/// - [`comm::Error::InvalidArgument`](comm::Error::InvalidArgument): a world size of 0; more ranks than this process may have
 ///   pipes; a program that cannot be run; a rendezvous address that is not this machine's; a call in a rank that would
 ///   start the rank's own program (`program` of `None`) or the command that it is a rank of, as its ranks would make
 ///   the same call.
-/// - [`Error::Listen`](comm::Error::Listen): the rendezvous port is taken.
-/// - [`Error::System`](comm::Error::System): the system cannot start that many processes, or refuses something else; or
+/// - [`comm::Error::Listen`](comm::Error::Listen): the rendezvous port is taken.
+/// - [`comm::Error::System`](comm::Error::System): the system cannot start that many processes, or refuses something else; or
 ///   all ranks have succeeded, but a log is incomplete.
 ///
 /// In every case no process that it started is left running, unless the system cannot end it (a process that hangs
@@ -140,7 +142,7 @@ pub use worker::{is_worker, report_result, restarts, worker_guard};
 ///
 /// let config = SpawnConfig { program: Some("/bin/sh".into()), args: Some(vec!["-c".into(), "echo $RANK".into()]), ..SpawnConfig::default() };
 /// spawn(&SpawnConfig { world_size: 2, ..config })?;
-/// # Ok::<(), comm::Error>(())
+/// # Ok::<(), launch::Error>(())
 /// ```
 pub fn spawn(config: &SpawnConfig) -> Result<Vec<Option<String>>> {
     config.check()?;

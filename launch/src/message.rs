@@ -1,6 +1,6 @@
 //! Messages between the launchers of a job.
 
-use comm::{ExitKind, NodeName, WorkerFailure};
+use crate::{ExitKind, NodeName, WorkerFailure};
 use serde::{Deserialize, Serialize};
 
 /// Maximum message size in bytes: the last lines of a rank, each character of them escaped.

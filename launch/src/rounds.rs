@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use comm::launcher::signal_name;
-use comm::{EXIT_PEER_FAILED, Error, ExitKind, Result, WorkerFailure};
+use crate::{Error, ExitKind, Result, WorkerFailure, signal_name};
+use comm::EXIT_PEER_FAILED;
 
 use super::elastic::JobFolder;
 use super::environment::Job;
@@ -37,7 +37,7 @@ pub(super) struct Rounds<'a> {
     /// Announces to ranks of other nodes that are still joining that a rank has ended.
     pub(super) announcer: Option<FailureAnnouncer>,
     /// Why a log of this or an earlier round is incomplete.
-    pub(super) lost_log: Option<Error>,
+    pub(super) lost_log: Option<comm::Error>,
 }
 
 impl Rounds<'_> {
@@ -93,9 +93,8 @@ impl Rounds<'_> {
 
     /// Opens the rendezvous port of the ranks, on the first node only.
     fn open(&self) -> Result<Option<Master>> {
-        (self.config.node_rank == 0)
-            .then(|| Master::open(self.config, self.nodes.host.as_deref()))
-            .transpose()
+        let open = || Master::open(self.config, self.nodes.host.as_deref());
+        Ok((self.config.node_rank == 0).then(open).transpose()?)
     }
 
     fn round(&mut self, round: &Round, master: Option<Master>) -> Result<Finished> {
@@ -196,7 +195,7 @@ impl Rounds<'_> {
             Verdict::Done => match self.signal {
                 // One that came while the last processes were cleaned up.
                 Some(StopSignal { number: signal, .. }) => Err(Error::Interrupted { signal }),
-                None => self.lost_log.clone().map_or(result, Err),
+                None => self.lost_log.clone().map_or(result, |error| Err(error.into())),
             },
             Verdict::Failed(failure) => Err(Box::new(failure).into()),
             Verdict::Gone(node) => Err(Error::NodeGone(node)),

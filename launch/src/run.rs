@@ -4,10 +4,10 @@ use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
 
-use comm::{EXIT_PEER_FAILED, LaunchedRank, Result, Tcp, TcpConfig, launcher};
+use comm::{EXIT_PEER_FAILED, LaunchedRank, Tcp, TcpConfig, launcher};
 
 use super::spawn;
-use crate::{SpawnConfig, worker_guard};
+use crate::{Result, SpawnConfig, worker_guard};
 
 /// One rank of a job, passed to the training function by [`run`].
 #[derive(Debug, Clone)]
@@ -24,7 +24,7 @@ impl RankContext {
     ///
     /// # Errors
     /// Those of [`Tcp::connect`].
-    pub fn connect(&self) -> Result<Tcp> {
+    pub fn connect(&self) -> comm::Result<Tcp> {
         Tcp::connect(&self.config)
     }
 }

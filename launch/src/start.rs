@@ -8,8 +8,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use crate::ExitKind;
 use comm::launcher::{LISTENER, LISTENER_STDIN};
-use comm::{Error, ExitKind, Result};
+use comm::{Error, Result};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::environment::{Job, NEWCOMER};

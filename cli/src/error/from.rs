@@ -8,6 +8,15 @@ impl From<comm::Error> for Error {
     }
 }
 
+impl From<launch::Error> for Error {
+    fn from(error: launch::Error) -> Self {
+        match error {
+            launch::Error::Comm(error) => Error::Comm(error),
+            error => Error::Launch(error),
+        }
+    }
+}
+
 impl From<strategy::Error> for Error {
     fn from(error: strategy::Error) -> Self {
         match error {

@@ -5,8 +5,7 @@ mod from;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
-use comm::launcher::signal_name;
-use launch::{EXIT_CHECKPOINTED, EXIT_PEER_FAILED, ExitKind, WorkerFailure};
+use launch::{EXIT_CHECKPOINTED, EXIT_PEER_FAILED, ExitKind, WorkerFailure, signal_name};
 use signal_hook::consts::SIGPIPE;
 use training::{Fallback, FileError};
 
@@ -144,9 +143,12 @@ pub enum Error {
     /// The sampler or loader.
     #[error(transparent)]
     Sampler(#[from] sampler::SamplerError),
-    /// Communication with other ranks, or starting them.
+    /// Communication with other ranks.
     #[error(transparent)]
     Comm(comm::Error),
+    /// Starting ranks, or what has ended them.
+    #[error(transparent)]
+    Launch(launch::Error),
     /// A rank of a program started by `launch` failed.
     #[error(transparent)]
     Launched(Box<WorkerFailure>),
@@ -227,7 +229,8 @@ impl Error {
             Error::TooFewRanks { .. } => EXIT_PEER_FAILED as u8,
             Error::Stopped { .. } => EXIT_CHECKPOINTED as u8,
             // A rank of this command found an option or file that cannot be used.
-            Error::Comm(comm::Error::Worker(failure)) if failure.status == ExitKind::Code(2) => 2,
+            Error::Launch(launch::Error::Worker(failure)) if failure.status == ExitKind::Code(2) => 2,
+            Error::Launch(error) => error.exit_code(),
             Error::Comm(error) => error.exit_code(),
             Error::Strategy(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             Error::Pipeline(error) if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
@@ -292,7 +295,7 @@ impl Error {
         match self {
             Error::InRank { source, .. } => source.is_unread_output(),
             Error::Output(error) => error.kind() == ErrorKind::BrokenPipe,
-            Error::Comm(error) => error.is_unread_output(),
+            Error::Launch(error) => error.is_unread_output(),
             _ => false,
         }
     }
@@ -301,7 +304,7 @@ impl Error {
     fn is_stop(&self) -> bool {
         match self {
             Error::InRank { source, .. } => source.is_stop(),
-            Error::Stopped { .. } | Error::Comm(comm::Error::Checkpointed) => true,
+            Error::Stopped { .. } | Error::Launch(launch::Error::Checkpointed) => true,
             _ => false,
         }
     }
@@ -318,7 +321,7 @@ impl Error {
             // These messages name the rank themselves.
             Error::InRank { source, .. } if source.is_rendezvous_failure() => source.message(),
             Error::InRank { .. } => Some(self.to_string()),
-            Error::Comm(comm::Error::Worker(failure)) | Error::Launched(failure) => {
+            Error::Launch(launch::Error::Worker(failure)) | Error::Launched(failure) => {
                 Some(format_failure(failure))
             }
             // An option from a recipe is reported with the recipe's file and line, since it was not typed.

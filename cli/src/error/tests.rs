@@ -6,7 +6,7 @@ fn failure(status: ExitKind, tail: &[&str]) -> String {
     let stderr_tail = tail.iter().map(|line| line.to_string()).collect();
     let failure =
         WorkerFailure { rank: 1, pid: 7, status, stderr_tail, also_failed: 2, node: None, log: None };
-    Error::Comm(Box::new(failure).into()).message().unwrap()
+    Error::Launch(Box::new(failure).into()).message().unwrap()
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn a_reader_that_has_read_enough_is_told_nothing() {
     let gone = [
         Error::Output(ErrorKind::BrokenPipe.into()),
         Error::in_rank(0, Error::Output(ErrorKind::BrokenPipe.into())),
-        Error::Comm(comm::Error::Interrupted { signal: SIGPIPE }),
+        Error::Launch(launch::Error::Interrupted { signal: SIGPIPE }),
     ];
     for error in gone {
         assert_eq!((error.message(), error.exit_code()), (None, 141));
@@ -51,13 +51,13 @@ fn a_stop_with_a_checkpoint_is_said_by_the_rank_that_knows_the_step() {
     let stopped = || Error::Stopped { step: 12, signal: Some(15), dir: "ck".into() };
     let said = "stopped by SIGTERM after step 12; --resume goes on from there (checkpoints in ck)";
     assert_eq!(stopped().to_string(), said);
-    for error in [Error::in_rank(1, stopped()), Error::Comm(comm::Error::Checkpointed)] {
+    for error in [Error::in_rank(1, stopped()), Error::Launch(launch::Error::Checkpointed)] {
         assert_eq!((error.message(), error.exit_code()), (None, EXIT_CHECKPOINTED as u8));
     }
 }
 
 #[test]
 fn a_signal_has_a_name() {
-    let stopped = Error::Comm(comm::Error::Interrupted { signal: 15 });
+    let stopped = Error::Launch(launch::Error::Interrupted { signal: 15 });
     assert_eq!(stopped.message().unwrap(), "error: stopped by SIGTERM; all ranks have ended");
 }

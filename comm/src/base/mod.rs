@@ -5,7 +5,6 @@ pub(crate) mod buffer;
 pub(crate) mod cause;
 pub(crate) mod digest;
 pub(crate) mod error;
-pub(crate) mod failure;
 pub(crate) mod fingerprint;
 pub(crate) mod last_message;
 pub(crate) mod lock;

@@ -12,9 +12,9 @@ mod values;
 
 use std::ffi::OsString;
 
-use crate::{LogConfig, MasterPort, SpawnConfig};
+use crate::{Error, LogConfig, MasterPort, Result, SpawnConfig};
+use comm::Secret;
 use comm::launcher::without_brackets;
-use comm::{Error, Result, Secret};
 
 use pet::Pet;
 use program::Program;
@@ -37,7 +37,7 @@ impl LaunchOptions {
     /// to blame.
     pub fn run<T>(&self, spawn: impl FnOnce(SpawnConfig) -> Result<T>) -> Result<T> {
         let config = config(self, &Pet::from_env())?;
-        config.check().and_then(|()| spawn(config)).map_err(named)
+        config.check().map_err(Error::from).and_then(|()| spawn(config)).map_err(named)
     }
 }
 
@@ -110,7 +110,7 @@ fn environment(options: &LaunchOptions, local_world_size: usize) -> Vec<(OsStrin
 /// Converts an error about an argument to one that names the option it came from.
 fn named(error: Error) -> Error {
     match error {
-        Error::InvalidArgument { what, got, help } => {
+        Error::Comm(comm::Error::InvalidArgument { what, got, help }) => {
             let option = match what.as_str() {
                 "world_size" => "--nproc-per-node",
                 "master_addr" => "--master-addr",

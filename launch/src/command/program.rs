@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use comm::Result;
+use crate::Result;
 
 use super::no_program;
 use crate::machine::in_path;

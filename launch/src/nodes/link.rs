@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use crate::NodeName;
 use comm::launcher::{Connection, lock};
-use comm::{Error, NodeName, Result};
+use comm::{Error, Result};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::connection::{Limit, NodeConnection, send, warn_silent};

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use comm::{EXIT_PEER_FAILED, ExitKind, WorkerFailure};
+use crate::{ExitKind, WorkerFailure};
+use comm::EXIT_PEER_FAILED;
 
 /// A rank's failure.
 #[derive(Debug, Clone)]

@@ -16,9 +16,10 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::{Error, NodeName, Result};
 use comm::internal::host_name;
 use comm::launcher::{self, Connection, addresses, local_address_towards, lock, without_brackets};
-use comm::{Error, InitMethod, NodeName, Result, TcpConfig, Tls, Transport};
+use comm::{InitMethod, TcpConfig, Tls, Transport};
 
 use super::environment::BIND;
 use super::event::Event;
@@ -194,34 +195,34 @@ fn meet_others(config: &SpawnConfig, (bind, bind_by_route): (IpAddr, bool)) -> R
 }
 
 /// Converts an error about ranks into the same error about nodes.
-fn of_nodes(error: Error) -> Error {
+fn of_nodes(error: comm::Error) -> Error {
     let words =
         [("WORLD_SIZE", "--nnodes"), ("world size", "--nnodes"), ("ranks", "nodes"), ("rank", "node")];
     let say = |text: String| words.iter().fold(text, |text, (rank, node)| replace_word(&text, rank, node));
     match error {
-        Error::Rendezvous { rank, world_size, address, waited, detail } => {
+        comm::Error::Rendezvous { rank, world_size, address, waited, detail } => {
             let seconds = waited.as_secs_f64();
             let detail = format!("within {seconds:.1} s: {}", say(detail));
             Error::Nodes { node: rank, nodes: world_size, address, detail }
         }
-        Error::Refused { rank, address, reason } => {
+        comm::Error::Refused { rank, address, reason } => {
             Error::NodeRefused { node: rank, address, reason: say(reason) }
         }
-        Error::PeerDied { rank, host, .. } => Error::NodeGone(NodeName { node: rank, host }),
-        Error::Timeout { rank, host, waited, .. } => {
+        comm::Error::PeerDied { rank, host, .. } => Error::NodeGone(NodeName { node: rank, host }),
+        comm::Error::Timeout { rank, host, waited, .. } => {
             Error::NodeSilent { node: NodeName { node: rank, host }, silence: waited }
         }
-        Error::Protocol { rank, host, detail, .. } => {
+        comm::Error::Protocol { rank, host, detail, .. } => {
             let reason = say(format!("it broke the protocol: {detail}"));
             Error::NodeStopped { node: NodeName { node: rank, host }, reason }
         }
-        Error::InvalidArgument { what, got, .. } if what == launcher::MEETING_HOST => Error::invalid(
+        comm::Error::InvalidArgument { what, got, .. } if what == launcher::MEETING_HOST => Error::invalid(
             "master_addr",
             got,
             "this machine does not have that address; give one that node 0 has, or, where a service or router forwards \
              connections to it, set GIRANDOLE_BIND there to the address to listen on",
         ),
-        error => error,
+        error => error.into(),
     }
 }
 
@@ -246,7 +247,7 @@ mod tests {
 
     #[test]
     fn ranks_are_called_nodes_and_hosts_what_they_are_called() {
-        let error = Error::Rendezvous {
+        let error = comm::Error::Rendezvous {
             rank: 0,
             world_size: 3,
             address: "10.0.0.1:1".into(),
@@ -266,7 +267,7 @@ mod tests {
     fn a_launcher_that_stands_still_is_a_node() {
         let (rank, host, waited) = (2, "c".to_string(), Duration::from_secs(3));
         let operation = "rendezvous".to_string();
-        let error = of_nodes(Error::Timeout {
+        let error = of_nodes(comm::Error::Timeout {
             rank,
             host: host.clone(),
             operation: operation.clone(),
@@ -276,9 +277,9 @@ mod tests {
         assert!(
             matches!(&error, Error::NodeSilent { node, silence } if node.node == 2 && *silence == waited)
         );
-        assert!(!error.is_peer_failure() && !error.to_string().contains("rank 2"), "{error}");
+        assert!(error.exit_code() == 1 && !error.to_string().contains("rank 2"), "{error}");
         let error =
-            of_nodes(Error::Protocol { rank, host, operation, detail: "rank 2 sent nonsense".into() });
+            of_nodes(comm::Error::Protocol { rank, host, operation, detail: "rank 2 sent nonsense".into() });
         assert!(error.to_string().contains("node 2 sent nonsense"), "{error}");
     }
 }

@@ -6,7 +6,8 @@ mod outcome;
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
-use comm::{EXIT_PEER_FAILED, Error, ExitKind, Result, WorkerFailure};
+use crate::{Error, ExitKind, Result, WorkerFailure};
+use comm::EXIT_PEER_FAILED;
 use rustix::process::Signal;
 use signal_hook::consts::SIGPIPE;
 
@@ -37,7 +38,7 @@ pub(super) struct Finished {
     /// When the rank failed that is the first cause.
     pub(super) failed_at: Option<Instant>,
     /// Why a log is incomplete.
-    pub(super) lost_log: Option<Error>,
+    pub(super) lost_log: Option<comm::Error>,
     /// Still running, because ranks of other nodes may still be joining.
     pub(super) announcer: Option<FailureAnnouncer>,
 }

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use comm::{EXIT_PEER_FAILED, Error, ExitKind, Result, WorkerFailure};
+use crate::{Error, ExitKind, Result, WorkerFailure};
+use comm::EXIT_PEER_FAILED;
 
 use super::{SIGNAL_TIME, Supervisor};
 use crate::event::Event;

@@ -94,7 +94,7 @@ fn launch(role: &str, ranks: usize) {
     finish(&spawn(&config));
 }
 
-fn finish(outcome: &comm::Result<Vec<Option<String>>>) -> ! {
+fn finish(outcome: &launch::Result<Vec<Option<String>>>) -> ! {
     match outcome {
         Ok(results) => eprintln!("OUTCOME {results:?}"),
         Err(error) => eprintln!("OUTCOME {error}"),

@@ -1,7 +1,6 @@
 //! What ranks receive and return, and what cannot be started.
 
-use comm::Error;
-use launch::{SpawnConfig, spawn};
+use launch::{Error, SpawnConfig, spawn};
 
 use crate::job::Job;
 
@@ -56,13 +55,13 @@ fn a_rank_that_is_done_early_ends_nobody() {
 fn what_cannot_be_started_is_named() {
     let config = SpawnConfig { program: Some("/nowhere/program".into()), ..SpawnConfig::default() };
     let missing = spawn(&config).unwrap_err();
-    assert!(matches!(&missing, Error::InvalidArgument { what, .. } if what == "program"));
+    assert!(matches!(&missing, Error::Comm(comm::Error::InvalidArgument { what, .. }) if what == "program"));
     assert!(
         missing.to_string().starts_with("program: got /nowhere/program; it cannot be run: "),
         "{missing}"
     );
     let none = spawn(&SpawnConfig { world_size: 0, ..SpawnConfig::default() }).unwrap_err();
-    assert!(matches!(none, Error::InvalidArgument { what, .. } if what == "world_size"));
+    assert!(matches!(none, Error::Comm(comm::Error::InvalidArgument { what, .. }) if what == "world_size"));
 }
 
 #[test]

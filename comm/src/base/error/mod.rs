@@ -5,11 +5,13 @@ mod candle;
 use std::sync::Arc;
 use std::time::Duration;
 
-use signal_hook::consts::SIGPIPE;
-
 pub use candle::{carried, carried_as, carry};
 
-/// An error of communication between ranks, or of launching them. Failures of the transport name ranks by their number
+/// Exit code of a worker that ends only because another rank failed (`EX_TEMPFAIL` of `sysexits.h`). A launcher looks
+/// for the first cause among the other ranks.
+pub const EXIT_PEER_FAILED: i32 = 75;
+
+/// An error of communication between ranks. Failures of the transport name ranks by their number
 /// in the whole job, even if the call was in a subgroup. Mistakes of the caller name them by their number in the group,
 /// except for a value that cannot be encoded, which is reported to every rank by the number in the job. Errors are
 /// `Clone`: a group that has failed returns the same cause from every later call.
@@ -264,64 +266,6 @@ pub enum Error {
         /// The reason.
         reason: String,
     },
-
-    // ---- launching ----
-    /// The launchers of a job's nodes did not connect to each other.
-    #[error("node {node}: the launchers of {nodes} nodes did not meet at {address} {detail}")]
-    Nodes {
-        /// This node.
-        node: usize,
-        /// Nodes expected.
-        nodes: usize,
-        /// The meeting point.
-        address: String,
-        /// Which nodes are missing, or the error of the last attempt.
-        detail: String,
-    },
-    /// A launcher with the job's secret was refused, because it does not fit the others.
-    #[error("node {node} was refused at {address}: {reason}")]
-    NodeRefused {
-        /// The node that was refused.
-        node: usize,
-        /// The meeting point.
-        address: String,
-        /// The reason.
-        reason: String,
-    },
-    /// A node's launcher ended without a message, or its machine failed.
-    #[error("{0} is gone: its launcher was killed, or cannot be reached any more; all ranks here have ended")]
-    NodeGone(crate::base::failure::NodeName),
-    /// A node's launcher sends nothing more, while the others wait for it.
-    #[error(
-        "{node} does not answer: nothing was heard of its launcher for {:.1} s, so that it stands still, or cannot be reached; \
-         all ranks here have ended; a longer time-out can be set (--timeout, SpawnConfig::join_timeout)", silence.as_secs_f64()
-    )]
-    NodeSilent {
-        /// The node.
-        node: crate::base::failure::NodeName,
-        /// How long nothing was received from it.
-        silence: Duration,
-    },
-    /// A node's launcher ended the job.
-    #[error("{node} ended the job: {reason}")]
-    NodeStopped {
-        /// The node.
-        node: crate::base::failure::NodeName,
-        /// The reason.
-        reason: String,
-    },
-    /// A worker process failed. This is the first one that did; the others were ended after it.
-    #[error(transparent)]
-    Worker(#[from] Box<crate::base::failure::WorkerFailure>),
-    /// The launcher was stopped by a signal, and has ended its workers.
-    #[error("stopped by {}; all ranks have ended", crate::base::failure::signal_name(*signal))]
-    Interrupted {
-        /// The signal's number.
-        signal: i32,
-    },
-    /// The workers were asked to stop and have written a checkpoint ([`EXIT_CHECKPOINTED`](crate::EXIT_CHECKPOINTED)).
-    #[error("stopped with a checkpoint, from which the job goes on when it is started again to resume")]
-    Checkpointed,
 }
 
 /// `Result` with this crate's [`Error`].
@@ -365,25 +309,17 @@ impl Error {
     }
 
     /// Returns the exit code for a program that ends with this error: 2 for an invalid argument,
-    /// [`EXIT_PEER_FAILED`](crate::EXIT_PEER_FAILED) if another rank is at fault, 128 plus the signal's number if a
-    /// signal ended it, else 1.
+    /// [`EXIT_PEER_FAILED`](crate::EXIT_PEER_FAILED) if another rank is at fault, else 1.
     ///
     /// ```
-    /// assert_eq!(comm::Error::Interrupted { signal: 2 }.exit_code(), 130);
+    /// assert_eq!(comm::Error::Excluded { rank: 1 }.exit_code(), 75);
     /// ```
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::InvalidArgument { .. } => 2,
-            Error::Interrupted { signal } => (128 + signal).clamp(1, 255) as u8,
-            Error::Checkpointed => crate::EXIT_CHECKPOINTED as u8,
-            error if error.is_peer_failure() => crate::EXIT_PEER_FAILED as u8,
+            error if error.is_peer_failure() => EXIT_PEER_FAILED as u8,
             _ => 1,
         }
-    }
-
-    /// Returns whether nothing reads this process's standard output any more (`SIGPIPE`): the error need not be printed then.
-    pub fn is_unread_output(&self) -> bool {
-        matches!(self, Error::Interrupted { signal: SIGPIPE })
     }
 
     #[doc(hidden)]

@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use comm::{EXIT_PEER_FAILED, ExitKind, NodeName, WorkerFailure};
+use crate::{ExitKind, NodeName, WorkerFailure};
+use comm::EXIT_PEER_FAILED;
 
 use super::losses::{Failed, Losses};
 use crate::failure::KILL_PRECEDENCE;

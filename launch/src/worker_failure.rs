@@ -6,10 +6,6 @@ use std::process::ExitStatus;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-/// Exit code of a worker that ends only because another rank failed (`EX_TEMPFAIL` of `sysexits.h`). A launcher looks
-/// for the first cause among the other ranks.
-pub const EXIT_PEER_FAILED: i32 = 75;
-
 /// Exit code of a worker that was asked to stop, has written a checkpoint, and goes on from it when it is started again (the
 /// `checkpoint_exit_code` in HTCondor's manual). A launcher does not take it for a failure: it does not restart the job, and
 /// ends with this code itself.
@@ -64,7 +60,7 @@ pub fn signal_name(number: i32) -> String {
 /// The first rank of a job whose process failed by its own fault.
 ///
 /// ```
-/// use comm::{ExitKind, WorkerFailure};
+/// use launch::{ExitKind, WorkerFailure};
 ///
 /// let failure = WorkerFailure {
 ///     rank: 1,
