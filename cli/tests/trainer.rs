@@ -14,7 +14,7 @@ use cli::options::{CheckpointOptions, ElasticRanks};
 use cli::rank::Rank;
 use cli::run_log::{LogConfig, RunLog};
 use cli::trainer::{
-    CheckpointSchedule, DataParallel, Epoch, Epochs, Observer, RunConfig, RunEnd, RunIdentity, Saved, Step,
+    CheckpointSchedule, DataParallel, Epoch, Epochs, Observer, RunConfig, RunEnd, RunIdentity, Step,
     StepRandom, Trainer,
 };
 use comm::{Communicator, Local, LocalConfig};
@@ -24,7 +24,6 @@ use sampler::{
     SharedGenerator,
 };
 use serde_json::Value;
-use strategy::checkpoint::read_whole;
 use training::{Adam, AdamConfig, CheckpointConfig, Checkpoints, TorchInit};
 
 const EPOCHS: usize = 3;
@@ -99,8 +98,8 @@ fn train(comm: Local, reshuffle: bool, keep: &Path, from: Option<&Path>) -> Resu
     let mut observer = Sum::default();
     let open = |dir: &Path| Checkpoints::open(CheckpointConfig { dir: dir.to_path_buf(), keep: 1000 });
     if let Some(folder) = from {
-        let checkpoint = read_whole(&open(folder.parent().unwrap())?.contents(folder)?)?;
-        trainer.restore(&Saved::Whole(checkpoint), Some(&mut log), &mut observer)?;
+        let contents = open(folder.parent().unwrap())?.contents(folder)?;
+        trainer.restore(&contents, Some(&mut log), &mut observer)?;
     }
     // Each rank writes its own checkpoints here, since their sums differ. A resumed run writes none: thousands would
     // take too long.
@@ -163,7 +162,7 @@ fn a_checkpoint_of_another_model_is_refused() {
     on_ranks(1, true, folder.path(), None);
     let checkpoints =
         Checkpoints::open(CheckpointConfig { dir: folder.path().join("0"), keep: 1000 }).unwrap();
-    let checkpoint = read_whole(&checkpoints.latest().unwrap().unwrap()).unwrap();
+    let contents = checkpoints.latest().unwrap().unwrap();
     let builder = |vars: &VarMap| candle_nn::VarBuilder::from_varmap(vars, DType::F32, &Device::Cpu);
     let vars = VarMap::new();
     let comm = Arc::new(Local::group(1, &LocalConfig::default()).unwrap().remove(0));
@@ -175,11 +174,9 @@ fn a_checkpoint_of_another_model_is_refused() {
     let loss = |_: &Linear, _: &Vec<u8>| Tensor::new(0f32, &Device::Cpu);
     let mut trainer = Trainer::new(DataParallel::new(ddp, optimizer, loss, &vars), Epochs::new(loader));
     let before = vars.all_vars()[0].flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    let line = trainer.restore(&Saved::Whole(checkpoint), None, &mut ()).unwrap_err().to_string();
-    assert_eq!(
-        line,
-        "the checkpoint does not fit: its tensor `weight` is F32 [1, 4], the model's is F32 [1, 3]"
-    );
+    let line = trainer.restore(&contents, None, &mut ()).unwrap_err().to_string();
+    let problem = "its weight is [1, 4], and the model's is [1, 3]: it is of another model";
+    assert_eq!(line, format!("{}: {problem}", contents.folder.display()));
     assert_eq!(vars.all_vars()[0].flatten_all().unwrap().to_vec1::<f32>().unwrap(), before);
 }
 

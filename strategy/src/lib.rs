@@ -213,7 +213,21 @@ pub trait DistributedModel {
         contents: &Contents,
         optimizer: Option<&mut dyn OptimizerState>,
     ) -> Result<Value, Self::Error> {
-        let (extra, loss_scale) = load(self, contents, optimizer)?;
+        let (extra, loss_scale) = load(self, &self.groups(), contents, optimizer)?;
+        self.set_loss_scale(loss_scale);
+        Ok(extra)
+    }
+
+    /// Reads a checkpoint on this rank alone, which must hold the whole model: see [`load_checkpoint`](Self::load_checkpoint).
+    ///
+    /// # Errors
+    /// Those of [`load_checkpoint`](Self::load_checkpoint).
+    fn load_alone(
+        &mut self,
+        contents: &Contents,
+        optimizer: Option<&mut dyn OptimizerState>,
+    ) -> Result<Value, Self::Error> {
+        let (extra, loss_scale) = load(self, &[], contents, optimizer)?;
         self.set_loss_scale(loss_scale);
         Ok(extra)
     }

@@ -279,6 +279,7 @@ impl Error {
         let error = match self {
             Error::Training(error) => error,
             Error::Strategy(strategy::Error::Training(error))
+            | Error::Ddp(ddp::Error::Training(error))
             | Error::Fsdp(fsdp::Error::Training(error))
             | Error::TensorParallel(tensor_parallel::Error::Training(error))
             | Error::Pipeline(pipeline::Error::Training(error)) => error,

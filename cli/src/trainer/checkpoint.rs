@@ -1,11 +1,14 @@
 //! Saving a trainer to a checkpoint and restoring it.
 
+use std::collections::{BTreeMap, HashMap};
+
 use candle_core::{Device, Tensor};
-use comm::broadcast_object;
+use comm::{Communicator, broadcast_object};
+use girandole::trainer::ObserverState;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use strategy::checkpoint::extra;
-use training::{Checkpoint, Checkpoints, Contents};
+use training::{Checkpoint, Checkpoints, Contents, load_tensors};
 
 use crate::error::{Error, Result};
 use crate::options::{CheckpointOptions, with_fallback_hint};
@@ -13,7 +16,7 @@ use crate::rank::Rank;
 use crate::run_log::{LogState, RunLog};
 
 use super::schedule::INIT;
-use super::{CheckpointForm, CheckpointSchedule, Observer, Position, RunIdentity, Source, Strategy, Trainer};
+use super::{CheckpointSchedule, Observer, Position, RunIdentity, Source, Strategy, Trainer};
 
 const LOG: &str = "log";
 const LOSSES: &str = "losses";
@@ -38,25 +41,36 @@ impl Extra {
     }
 }
 
-/// A checkpoint to resume from.
-pub enum Saved {
-    /// The whole checkpoint, on every rank.
-    Whole(Checkpoint),
-    /// The contents list; each rank reads its part.
-    Parts(Contents),
+/// Reads what a checkpoint holds besides the model and its optimizer.
+pub(super) fn without_model(contents: &Contents) -> Result<Checkpoint> {
+    let Contents { epoch, step, sampler, .. } = contents.clone();
+    let mut tensors = BTreeMap::new();
+    if contents.files.contains_key(LOG) {
+        contents.check(LOG).map_err(with_fallback_hint)?;
+        tensors.insert(LOG.to_string(), load_tensors(&contents.path(LOG), &Device::Cpu)?);
+    }
+    Ok(Checkpoint { epoch, step, sampler, extra: extra(contents).cloned().unwrap_or_default(), tensors })
 }
 
-impl Saved {
-    fn losses(&self) -> Result<Vec<f32>> {
-        let losses = match self {
-            Self::Whole(checkpoint) => checkpoint.tensors.get(LOG).and_then(|log| log.get(LOSSES)).cloned(),
-            Self::Parts(contents) => {
-                contents.check(LOG).map_err(with_fallback_hint)?;
-                training::load_tensors(&contents.path(LOG), &Device::Cpu)?.remove(LOSSES)
-            }
-        };
-        Ok(losses.map(|losses| losses.to_vec1()).transpose()?.unwrap_or_default())
-    }
+/// Returns what rank `root` has besides its model, on every rank; `None` if it gives nothing. Every rank must call it.
+pub(super) fn broadcast(
+    comm: &dyn Communicator,
+    own: Option<Checkpoint>,
+    root: usize,
+) -> Result<Option<Checkpoint>> {
+    let unreadable =
+        |reason: serde_json::Error| checkpoint_mismatch(format!("its state cannot be sent: {reason}"));
+    let mut of_log = HashMap::new();
+    let own = own.map(|Checkpoint { epoch, step, sampler, extra, mut tensors }| {
+        of_log = tensors.remove(LOG).unwrap_or_default();
+        (epoch, step, sampler, extra)
+    });
+    let values = serde_json::to_value(own).map_err(unreadable)?;
+    let ObserverState { values, tensors } =
+        ObserverState { values, tensors: of_log }.broadcast(comm, root)?;
+    let shared: Option<(u64, u64, Value, Value)> = serde_json::from_value(values).map_err(unreadable)?;
+    let tensors = [(LOG.to_string(), tensors)].into();
+    Ok(shared.map(|(epoch, step, sampler, extra)| Checkpoint { epoch, step, sampler, extra, tensors }))
 }
 
 impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
@@ -71,16 +85,12 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let Some(schedule) = self.schedule.take() else { return Ok(()) };
         let _span = tracing::info_span!("checkpoint").entered();
         let checkpoint = self.snapshot(&schedule.run, taken, log, observer)?;
-        match self.strategy.kept() {
-            CheckpointForm::Not => drop(schedule.checkpoints.save(&checkpoint)?),
-            CheckpointForm::Whole(model) => model.save(&schedule.checkpoints, checkpoint)?,
-            CheckpointForm::Parts(model) => model.save(&schedule.checkpoints, checkpoint)?,
-        }
+        self.strategy.save(&schedule.checkpoints, checkpoint)?;
         self.schedule = Some(CheckpointSchedule { last: Some(self.at.step), ..schedule });
         Ok(())
     }
 
-    /// Returns the current state for a checkpoint; its tensors share storage with the variables.
+    /// Returns the current state for a checkpoint, without the model and its optimizer.
     pub(super) fn snapshot(
         &mut self,
         run: &RunIdentity,
@@ -88,11 +98,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         log: Option<&mut RunLog<'_>>,
         observer: &dyn Observer,
     ) -> Result<Checkpoint> {
-        let mut tensors = match self.strategy.kept() {
-            CheckpointForm::Whole(model) => model.tensors()?,
-            _ => Default::default(),
-        };
-        let mut state = LogState::default();
+        let (mut state, mut tensors) = (LogState::default(), BTreeMap::new());
         if let Some(log) = log {
             // The metrics must include all steps that will not be repeated.
             log.flush()?;
@@ -113,33 +119,57 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// before training. Returns the number of data-parallel ranks of the run that wrote the checkpoint.
     ///
     /// # Errors
-    /// A checkpoint of another model, optimizer or data set; if the model does not fit, its variables are unchanged.
+    /// A checkpoint of another model, optimizer or data set.
     pub fn restore(
         &mut self,
-        saved: &Saved,
+        contents: &Contents,
         log: Option<&mut RunLog<'_>>,
         observer: &mut dyn Observer,
     ) -> Result<usize> {
-        let (epoch, step, sampler, extra) = match saved {
-            Saved::Whole(Checkpoint { epoch, step, sampler, extra, .. }) => {
-                (*epoch, *step, sampler, Some(extra))
-            }
-            Saved::Parts(contents) => (contents.epoch, contents.step, &contents.sampler, extra(contents)),
-        };
-        let Extra { run, batch, observer: observed, log: logged } = Extra::of(extra)?;
-        let at = Position { epoch: epoch as usize, batch, step: step as usize };
+        self.strategy.load(contents)?;
+        self.set_state(&without_model(contents)?, log, observer)
+    }
+
+    /// Restores all but the model and its optimizer; see [`restore`](Self::restore).
+    pub(super) fn set_state(
+        &mut self,
+        Checkpoint { epoch, step, sampler, extra, tensors }: &Checkpoint,
+        log: Option<&mut RunLog<'_>>,
+        observer: &mut dyn Observer,
+    ) -> Result<usize> {
+        let Extra { run, batch, observer: observed, log: logged } = Extra::of(Some(extra))?;
+        let at = Position { epoch: *epoch as usize, batch, step: *step as usize };
         self.source.resume(sampler, at)?;
-        match (self.strategy.kept(), saved) {
-            (CheckpointForm::Whole(model), Saved::Whole(checkpoint)) => model.set(&checkpoint.tensors)?,
-            (CheckpointForm::Parts(model), Saved::Parts(contents)) => model.load(contents)?,
-            _ => return Err(checkpoint_mismatch("its parts are not those of several ranks".into())),
-        }
         self.at = at;
         observer.load_state(&observed);
         if let Some(log) = log {
-            log.resume(at.step, logged, saved.losses()?);
+            let losses = tensors.get(LOG).and_then(|of_log| of_log.get(LOSSES));
+            log.resume(
+                at.step,
+                logged,
+                losses.map(|losses| losses.to_vec1()).transpose()?.unwrap_or_default(),
+            );
         }
         Ok(run.world_size)
+    }
+
+    /// Gives the ranks what rank `root` has, and returns it without the model, which those get that `receive`. `None` if it
+    /// gives nothing. Every rank must call it.
+    pub(super) fn share(
+        &mut self,
+        comm: &dyn Communicator,
+        own: Option<Checkpoint>,
+        root: usize,
+        receives: bool,
+    ) -> Result<Option<Checkpoint>> {
+        if comm.world_size() == 1 {
+            return Ok(own);
+        }
+        let shared = broadcast(comm, own, root)?;
+        if shared.is_some() {
+            self.whole()?.share(comm, root, receives)?;
+        }
+        Ok(shared)
     }
 }
 
@@ -224,4 +254,32 @@ fn check_options(
 /// Returns the error of a checkpoint that does not fit.
 pub(crate) fn checkpoint_mismatch(problem: String) -> Error {
     Error::Checkpoint { problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use comm::Local;
+
+    use super::*;
+
+    #[test]
+    fn every_rank_gets_what_one_rank_has() {
+        let own = || {
+            let losses = Tensor::new(&[2f32, 1.0], &Device::Cpu).unwrap();
+            let tensors = [(LOG.to_string(), [(LOSSES.to_string(), losses)].into())].into();
+            Checkpoint { epoch: 1, step: 2, sampler: 3.into(), extra: "x".into(), tensors }
+        };
+        for root in 0..3 {
+            let shared = Local::run(3, |comm| {
+                let shared = broadcast(comm, (comm.rank() == root).then(own), root);
+                let shared = shared.map_err(|error| candle_core::Error::msg(error.to_string()))?.unwrap();
+                let Checkpoint { epoch, step, sampler, extra, tensors } = shared;
+                assert_eq!((epoch, step, sampler, extra), (1, 2, 3.into(), "x".into()));
+                Ok(tensors[LOG][LOSSES].to_vec1::<f32>()?)
+            });
+            assert_eq!(shared.unwrap(), vec![vec![2.0, 1.0]; 3]);
+        }
+        let none = Local::run(2, |comm| Ok(broadcast(comm, None, 0).is_ok_and(|shared| shared.is_none())));
+        assert_eq!(none.unwrap(), [true; 2]);
+    }
 }

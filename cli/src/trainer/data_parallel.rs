@@ -1,10 +1,9 @@
 //! Training strategies: data parallelism (DDP), and a single process.
 
-use std::collections::HashMap;
 use std::marker::PhantomData;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-use candle_core::{Tensor, Var};
+use candle_core::Tensor;
 use candle_nn::{Optimizer, VarMap};
 use comm::{Communicator, Stats};
 use ddp::Ddp;
@@ -12,14 +11,14 @@ use ops::activation_bytes;
 use report::counted;
 use report::metrics::MemoryUse;
 use strategy::DistributedModel;
-use strategy::checkpoint::{MODEL, OPTIMIZER};
-use training::{Checkpoint, Checkpoints, OptimizerState, named_vars};
+use strategy::checkpoint::{DeferredSnapshot, Receiver, transfer};
+use training::{Checkpoint, Checkpoints, Contents, OptimizerState, named_vars};
 
 use crate::error::Result;
 use crate::held::{bytes, gradient_bytes};
+use crate::options::with_fallback_hint;
 
-use super::checkpoint_mismatch;
-use super::{CheckpointForm, Position, Sets, StepRandom, Strategy, Whole};
+use super::{Position, StepRandom, Strategy, Whole};
 
 /// A data-parallel model with its optimizer and its loss.
 pub struct DataParallel<M, B, O, L> {
@@ -115,8 +114,18 @@ where
         Stats { bytes_sent: self.sent, ..Stats::default() }
     }
 
-    fn kept(&mut self) -> CheckpointForm<'_> {
-        CheckpointForm::Whole(self)
+    fn save(&self, to: &Checkpoints, checkpoint: Checkpoint) -> Result<()> {
+        self.ddp.save_alone(to, Some(&self.optimizer), &checkpoint)?;
+        Ok(())
+    }
+
+    fn load(&mut self, from: &Contents) -> Result<()> {
+        self.ddp.load_alone(from, Some(&mut self.optimizer)).map_err(with_fallback_hint)?;
+        Ok(())
+    }
+
+    fn whole(&mut self) -> Option<&mut dyn Whole> {
+        Some(self)
     }
 }
 
@@ -124,25 +133,16 @@ impl<M, B, O, L> Whole for DataParallel<M, B, O, L>
 where
     O: Optimizer + OptimizerState,
 {
-    fn tensors(&self) -> Result<Sets> {
-        let vars = self.vars.data().lock().unwrap_or_else(PoisonError::into_inner);
-        let vars = vars.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor())).collect();
-        Ok(Sets::from([
-            (MODEL.to_string(), vars),
-            (OPTIMIZER.to_string(), self.optimizer.state()?.into_iter().collect()),
-        ]))
-    }
-
-    fn save(&self, to: &Checkpoints, mut checkpoint: Checkpoint) -> Result<()> {
-        checkpoint.tensors.retain(|name, _| ![MODEL, OPTIMIZER].contains(&name.as_str()));
-        self.ddp.save_alone(to, Some(&self.optimizer), &checkpoint)?;
+    fn share(&mut self, comm: &dyn Communicator, root: usize, receives: bool) -> Result<()> {
+        let is_root = comm.rank() == root;
+        let own = || DeferredSnapshot::of(&self.ddp, String::new(), true, Some(&self.optimizer));
+        let own = if is_root { Some(own()?.copy()?) } else { None };
+        let receiver = match receives {
+            true => Some(Receiver { pieces: self.ddp.pieces()?, optimizer: &mut self.optimizer }),
+            false => None,
+        };
+        transfer(comm, own.as_ref(), is_root, receiver)?;
         Ok(())
-    }
-
-    fn set(&mut self, sets: &Sets) -> Result<()> {
-        let model = sets.get(MODEL).ok_or_else(|| checkpoint_mismatch("it holds no model".to_string()))?;
-        set_all(&self.vars, model)?;
-        Ok(self.optimizer.load_state(sets.get(OPTIMIZER).unwrap_or(&HashMap::new()))?)
     }
 
     fn regroup(&mut self, comm: Arc<dyn Communicator>) -> Result<()> {
@@ -159,40 +159,6 @@ where
     fn latest(&self) -> Option<&(Position, Tensor)> {
         self.latest.as_ref()
     }
-}
-
-/// Sets every variable to its saved value, if all fit; otherwise changes nothing.
-fn set_all(vars: &VarMap, saved: &HashMap<String, Tensor>) -> Result<()> {
-    let vars = vars.data().lock().unwrap_or_else(PoisonError::into_inner);
-    let mut names: Vec<&String> = vars.keys().chain(saved.keys()).collect();
-    names.sort();
-    names.dedup();
-    let mut pairs: Vec<(&Var, &Tensor)> = Vec::with_capacity(names.len());
-    for name in names {
-        match (vars.get(name), saved.get(name)) {
-            (Some(var), Some(value)) if var.shape() == value.shape() && var.dtype() == value.dtype() => {
-                pairs.push((var, value));
-            }
-            (Some(var), Some(value)) => {
-                let (own, saved) = (describe(var), describe(value));
-                return Err(checkpoint_mismatch(format!(
-                    "its tensor `{name}` is {saved}, the model's is {own}"
-                )));
-            }
-            (Some(_), None) => return Err(checkpoint_mismatch(format!("it has no tensor `{name}`"))),
-            (None, _) => {
-                return Err(checkpoint_mismatch(format!(
-                    "it has a tensor `{name}`, which the model has not"
-                )));
-            }
-        }
-    }
-    pairs.into_iter().try_for_each(|(var, value)| var.set(&value.to_device(var.device())?))?;
-    Ok(())
-}
-
-fn describe(tensor: &Tensor) -> String {
-    format!("{:?} {:?}", tensor.dtype(), tensor.dims())
 }
 
 /// Single-process training; `step` takes a batch, updates the model and returns the loss.
@@ -213,5 +179,60 @@ impl<B, F: FnMut(&B) -> Result<Tensor>> Strategy for SingleProcess<B, F> {
 
     fn step(&mut self, _: Position, batch: &B) -> Result<Option<Tensor>> {
         (self.step)(batch).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+    use candle_nn::{Linear, Module, VarBuilder, linear};
+    use comm::Local;
+    use ddp::DdpConfig;
+    use training::{Adam, AdamConfig};
+
+    use super::*;
+    use crate::error::Error;
+
+    #[test]
+    fn a_rank_that_receives_gets_the_model_and_the_optimizer_of_another_and_no_other_rank_changes() {
+        let shared = Local::run_shared(3, |comm| {
+            let vars = VarMap::new();
+            let builder = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+            let carry = |error: Error| candle_core::Error::msg(error.to_string());
+            let ddp = Ddp::new(comm.clone(), builder, &DdpConfig::default(), |builder| linear(3, 2, builder))
+                .map_err(|error| carry(error.into()))?;
+            let optimizer =
+                Adam::named(ddp.named_vars(), AdamConfig::default()).map_err(|error| carry(error.into()))?;
+            let loss = |layer: &Linear, x: &Tensor| layer.forward(x)?.sqr()?.mean_all();
+            let mut model = DataParallel::new(ddp, optimizer, loss, &vars);
+            let x = Tensor::ones((4, 3), DType::F32, &Device::Cpu)?;
+            (0..2)
+                .try_for_each(|step| model.step(Position { step, ..Position::default() }, &x).map(drop))
+                .map_err(carry)?;
+            // From here on each rank has its own numbers.
+            let factor = 1.0 + comm.rank() as f64;
+            for (_, var) in model.ddp.named_vars() {
+                var.set(&(var.as_tensor() * factor)?)?;
+            }
+            let state = model.optimizer.state().map_err(|error| carry(error.into()))?;
+            let scaled = state.into_iter().map(|(key, tensor)| {
+                let tensor = if tensor.dtype().is_float() { (tensor * factor)? } else { tensor };
+                Ok((key, tensor))
+            });
+            let scaled = scaled.collect::<candle_core::Result<_>>()?;
+            model.optimizer.load_state(&scaled).map_err(|error| carry(error.into()))?;
+            model.share(&*comm, 1, comm.rank() == 2).map_err(carry)?;
+            let mut numbers = Vec::new();
+            let state = model.optimizer.state().map_err(|error| carry(error.into()))?;
+            let vars = model.ddp.named_vars();
+            let vars =
+                vars.iter().map(|(_, var)| var.as_tensor()).chain(state.iter().map(|(_, tensor)| tensor));
+            for tensor in vars {
+                numbers.extend(tensor.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?);
+            }
+            Ok(numbers)
+        });
+        let [first, second, third] = shared.unwrap().try_into().unwrap();
+        assert!(second == third && first != second && first.len() == 8 + 16 + 2, "{first:?} {second:?}");
     }
 }

@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::held::{gradient_bytes, memory_use};
 use crate::options::with_fallback_hint;
 
-use super::{CheckpointForm, Parts, Position, Strategy};
+use super::{Position, Strategy};
 
 /// A model divided over the ranks of a mesh, with its optimizer and its loss.
 pub struct Divided<M, B, L> {
@@ -78,12 +78,6 @@ impl<M, B, L: Fn(&TensorParallel<M>, &B) -> Result<Tensor>> Strategy for Divided
         self.groups.clone()
     }
 
-    fn kept(&mut self) -> CheckpointForm<'_> {
-        CheckpointForm::Parts(self)
-    }
-}
-
-impl<M, B, L> Parts for Divided<M, B, L> {
     fn save(&self, to: &Checkpoints, checkpoint: Checkpoint) -> Result<()> {
         self.parallel.save_checkpoint(to, Some(&self.optimizer), &checkpoint)?;
         Ok(())

@@ -9,7 +9,6 @@ mod random;
 mod run;
 mod schedule;
 mod sharded;
-mod share;
 mod source;
 mod staged;
 mod strategy;
@@ -24,7 +23,7 @@ use crate::console;
 use crate::error::{Error, Result};
 use crate::run_log::RunLog;
 
-pub use checkpoint::{Saved, agree_on_command, first_choice};
+pub use checkpoint::{agree_on_command, first_choice};
 pub(crate) use checkpoint::{checkpoint_mismatch, find};
 pub use data_parallel::{DataParallel, SingleProcess};
 pub use divided::Divided;
@@ -36,7 +35,7 @@ pub use schedule::{CheckpointSchedule, RunEnd, RunIdentity};
 pub use sharded::Sharded;
 pub use source::{Epochs, Loader, sampler_state};
 pub use staged::Staged;
-pub use strategy::{Batches, CheckpointForm, Parts, Sets, Source, Strategy, Whole};
+pub use strategy::{Batches, Source, Strategy, Whole};
 
 /// Position of a run: the next batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

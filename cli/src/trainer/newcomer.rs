@@ -2,6 +2,7 @@
 
 use comm::{Communicator, all_gather_object};
 
+use strategy::checkpoint::transfer;
 use training::Checkpoint;
 
 use crate::agreement::RunningJob;
@@ -10,7 +11,8 @@ use crate::error::{Error, Result};
 use crate::options::ElasticRanks;
 use crate::rank::{Rank, RankPhase};
 
-use super::{Saved, checkpoint_mismatch, share};
+use super::checkpoint::broadcast;
+use super::checkpoint_mismatch;
 
 /// Where the state that newcomers are sent has the options of the job.
 const JOB: &str = "job";
@@ -32,9 +34,8 @@ pub(super) fn add_options(state: &mut Checkpoint, comm: &dyn Communicator) -> Re
 
 /// Checks that a newcomer was started with the options of the ranks that have sent it this state. If not, it leaves, and
 /// they go on without it.
-pub(super) fn check_options(saved: &Saved, comm: &dyn Communicator) -> Result<()> {
-    let Saved::Whole(Checkpoint { extra, .. }) = saved else { return Ok(()) };
-    let job: RunningJob = serde_json::from_value(extra[JOB].clone()).map_err(|error| {
+pub(super) fn check_options(state: &Checkpoint, comm: &dyn Communicator) -> Result<()> {
+    let job: RunningJob = serde_json::from_value(state.extra[JOB].clone()).map_err(|error| {
         checkpoint_mismatch(format!("the ranks did not say how they were started: {error}"))
     })?;
     job.check(comm)
@@ -114,7 +115,11 @@ impl Rank {
 /// Takes part in the collectives that precede sending the state to newcomers.
 fn take_part(comm: &dyn Communicator) -> Result<()> {
     let steps: Vec<Option<usize>> = all_gather_object(comm, &None)?;
-    ahead(&steps).map_or(Ok(()), |ahead| share::share(comm, None, ahead).map(drop))
+    let Some(ahead) = ahead(&steps) else { return Ok(()) };
+    if broadcast(comm, None, ahead)?.is_some() {
+        transfer(comm, None, false, None)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -130,10 +135,10 @@ mod tests {
         all_gather_object(comm, &RankPhase::AtWork)?;
         let steps = all_gather_object(comm, &Some(step))?;
         let root = ahead(&steps).unwrap_or_default();
-        let tensors = [("model".to_string(), Default::default())].into();
-        let (epoch, sampler, extra) = (0, 0.into(), 0.into());
-        let checkpoint = Checkpoint { epoch, step: step as u64, sampler, extra, tensors };
-        share::share(comm, (comm.rank() == root).then_some(checkpoint), root).map(drop)
+        let checkpoint = Checkpoint { step: step as u64, ..Checkpoint::default() };
+        broadcast(comm, (comm.rank() == root).then_some(checkpoint), root)?;
+        transfer(comm, None, false, None)?;
+        Ok(())
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::held::bytes;
 use crate::options::with_fallback_hint;
 use crate::rank::Measured;
 
-use super::{CheckpointForm, Parts, Position, Strategy, checkpoint_mismatch};
+use super::{Position, Strategy, checkpoint_mismatch};
 
 /// Key of the loss scaler's state in a checkpoint.
 const SCALE: &str = "scale";
@@ -105,12 +105,6 @@ impl<M, B, L: Fn(&Fsdp<M>, &B) -> Result<Tensor>> Strategy for Sharded<M, B, L> 
         measured.communicating(self.fsdp.stats().busy_ns - begun.busy_ns)
     }
 
-    fn kept(&mut self) -> CheckpointForm<'_> {
-        CheckpointForm::Parts(self)
-    }
-}
-
-impl<M, B, L> Parts for Sharded<M, B, L> {
     fn save(&self, to: &Checkpoints, mut checkpoint: Checkpoint) -> Result<()> {
         if let Some(scaler) = &self.scaler {
             let state = serde_json::to_value(scaler.state());

@@ -16,7 +16,7 @@ use crate::held::{gradient_bytes, memory_use};
 use crate::options::with_fallback_hint;
 use crate::rank::Measured;
 
-use super::{CheckpointForm, Parts, Position, Strategy};
+use super::{Position, Strategy};
 
 /// This rank's stages of a pipeline, with their optimizer.
 pub struct Staged<O> {
@@ -87,12 +87,6 @@ impl<O: Optimizer + OptimizerState> Strategy for Staged<O> {
         measured.computing(self.busy)
     }
 
-    fn kept(&mut self) -> CheckpointForm<'_> {
-        CheckpointForm::Parts(self)
-    }
-}
-
-impl<O: Optimizer + OptimizerState> Parts for Staged<O> {
     fn save(&self, to: &Checkpoints, mut checkpoint: Checkpoint) -> Result<()> {
         let (world, reporter) = &self.world;
         // Rank 0 writes it, but another rank has the log.

@@ -1,7 +1,6 @@
 //! Interfaces that differ between kinds of training: the step, the source of batches, and how checkpoints store the
 //! model.
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use candle_core::Tensor;
@@ -10,7 +9,7 @@ use report::metrics::MemoryUse;
 use serde_json::Value;
 use training::{Checkpoint, Checkpoints, Contents};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::rank::Measured;
 
 use super::Position;
@@ -58,44 +57,46 @@ pub trait Strategy {
         measured
     }
 
-    /// Returns how checkpoints store the model.
-    fn kept(&mut self) -> CheckpointForm<'_> {
-        CheckpointForm::Not
+    /// Writes a checkpoint with the model and its optimizer. Every rank must call it; if each holds the
+    /// [`whole`](Self::whole) model, one rank alone.
+    ///
+    /// # Errors
+    /// Files that cannot be written; a rank that failed; a strategy without checkpoints, as by default.
+    fn save(&self, to: &Checkpoints, checkpoint: Checkpoint) -> Result<()> {
+        let _ = (to, checkpoint);
+        Err(no_checkpoints())
+    }
+
+    /// Reads the model and its optimizer from a checkpoint. Every rank must call it; if each holds the
+    /// [`whole`](Self::whole) model, one rank alone.
+    ///
+    /// # Errors
+    /// A checkpoint that is damaged, or of another model; a rank that failed; a strategy without checkpoints, as by default.
+    fn load(&mut self, from: &Contents) -> Result<()> {
+        let _ = from;
+        Err(no_checkpoints())
+    }
+
+    /// Returns the model if each rank holds all of it, so that ranks can be lost and admitted.
+    fn whole(&mut self) -> Option<&mut dyn Whole> {
+        None
     }
 }
 
-/// How checkpoints store a model.
-pub enum CheckpointForm<'a> {
-    /// Not at all.
-    Not,
-    /// As a whole: each rank has all of it, rank 0 writes it, and rank 0 reads it and broadcasts it.
-    Whole(&'a mut dyn Whole),
-    /// In parts: each rank writes and reads its own, in a folder that all ranks can access.
-    Parts(&'a mut dyn Parts),
+fn no_checkpoints() -> Error {
+    Error::Unavailable {
+        wanted: "--checkpoint-dir".into(),
+        help: "this training keeps no checkpoints".into(),
+    }
 }
 
-/// Tensors by set and name.
-pub type Sets = BTreeMap<String, HashMap<String, Tensor>>;
-
-/// A model that each rank holds completely, so that ranks can be lost and admitted.
+/// A model that each rank holds completely.
 pub trait Whole {
-    /// Returns all tensors for a checkpoint, not copied.
+    /// Gives this rank, if it `receives`, the model and optimizer of rank `root`. Every rank must call it.
     ///
     /// # Errors
-    /// An optimizer whose state cannot be read.
-    fn tensors(&self) -> Result<Sets>;
-
-    /// Writes a checkpoint, on this rank alone; the tensors of [`tensors`](Self::tensors) in it are not used.
-    ///
-    /// # Errors
-    /// Files that cannot be written.
-    fn save(&self, to: &Checkpoints, checkpoint: Checkpoint) -> Result<()>;
-
-    /// Restores the tensors.
-    ///
-    /// # Errors
-    /// Tensors of another model, with nothing changed; or of another optimizer.
-    fn set(&mut self, sets: &Sets) -> Result<()>;
+    /// An optimizer whose state cannot be read; a rank that failed.
+    fn share(&mut self, comm: &dyn Communicator, root: usize, receives: bool) -> Result<()>;
 
     /// Continues in another group.
     ///
@@ -112,21 +113,6 @@ pub trait Whole {
     /// Returns the position and loss of the last step that was begun; the step may have failed after the loss was
     /// computed.
     fn latest(&self) -> Option<&(Position, Tensor)>;
-}
-
-/// A model divided over the ranks.
-pub trait Parts {
-    /// Writes a checkpoint. Every rank must call it.
-    ///
-    /// # Errors
-    /// Files that cannot be written; a rank that failed.
-    fn save(&self, to: &Checkpoints, checkpoint: Checkpoint) -> Result<()>;
-
-    /// Reads a checkpoint. Every rank must call it.
-    ///
-    /// # Errors
-    /// A checkpoint that is damaged, or of another model; a rank that failed.
-    fn load(&mut self, from: &Contents) -> Result<()>;
 }
 
 /// The batches of an epoch, each with the number of samples that this rank has taken so far, including that batch.

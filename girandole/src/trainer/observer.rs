@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use comm::Communicator;
+use comm::{Communicator, broadcast_object, broadcast_tensors};
 use serde::{Deserialize, Serialize};
 
 use crate::{Layout, Parallel};
@@ -46,6 +46,20 @@ pub struct ObserverState {
     pub values: serde_json::Value,
     /// Tensors on the CPU. Default: none.
     pub tensors: HashMap<String, Tensor>,
+}
+
+impl ObserverState {
+    /// Returns the state that rank `root` gives, on every rank. Every rank of `comm` must call it.
+    ///
+    /// # Errors
+    /// Failures of communication.
+    pub fn broadcast(self, comm: &dyn Communicator, root: usize) -> crate::Result<Self> {
+        let values = broadcast_object(comm, &self.values, root)?;
+        let mut tensors: Vec<(String, Tensor)> = self.tensors.into_iter().collect();
+        tensors.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let tensors = broadcast_tensors(comm, tensors, root)?.into_iter().collect();
+        Ok(Self { values, tensors })
+    }
 }
 
 /// A change of the group of all ranks.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use candle_core::Device;
+use comm::Communicator;
 use serde_json::Value;
 use training::{Checkpoint, Contents, LossScalerState, OptimizerState, load_tensors};
 
@@ -15,26 +16,26 @@ pub const MODEL: &str = "model";
 /// See [`MODEL`]; it is missing if the checkpoint was written without an optimizer.
 pub const OPTIMIZER: &str = "optimizer";
 
-/// Loads a checkpoint that any strategy wrote: see [`DistributedModel::load_checkpoint`]. Returns the writer's
-/// [`training::Checkpoint::extra`], and the state of the loss scaler.
+/// Loads a checkpoint that any strategy wrote, on the ranks of these groups: see [`DistributedModel::load_checkpoint`]. Returns
+/// the writer's [`training::Checkpoint::extra`], and the state of the loss scaler.
 pub(crate) fn load<M: DistributedModel + ?Sized>(
     model: &M,
+    groups: &[&dyn Communicator],
     contents: &Contents,
     optimizer: Option<&mut dyn OptimizerState>,
 ) -> std::result::Result<(Value, Option<LossScalerState>), M::Error> {
     model.check()?;
-    let groups = model.groups();
-    check_same(model, contents)?;
+    check_same(groups, contents)?;
     // Hashes are checked before damaged files can be read and misunderstood.
-    let (rank, ranks) = place(&groups);
-    with_keep_alive(&groups, || Ok::<_, Error>(contents.check_share(rank, ranks)?))?;
+    let (rank, ranks) = place(groups);
+    with_keep_alive(groups, || Ok::<_, Error>(contents.check_share(rank, ranks)?))?;
     let pieces = all_agree(groups.iter().copied(), model.pieces())?;
     let opened = CheckpointReader::open(contents).and_then(|saved| {
         saved.check(&pieces)?;
         Ok(saved)
     });
     let mut saved = all_agree::<_, Error>(groups.iter().copied(), opened)?;
-    check_names(model, &saved, &pieces)?;
+    check_names(groups, &saved, &pieces)?;
     if let Some(optimizer) = optimizer {
         let state = saved.optimizer_state(&pieces);
         let set = state.and_then(|state| Ok(optimizer.load_state(&state)?));
@@ -58,11 +59,11 @@ pub(super) fn set(saved: &mut CheckpointReader, pieces: &[Piece]) -> Result<()> 
 }
 
 /// Refuses different checkpoints on different ranks.
-fn check_same<M: DistributedModel + ?Sized>(model: &M, contents: &Contents) -> Result<()> {
+fn check_same(groups: &[&dyn Communicator], contents: &Contents) -> Result<()> {
     let files: Vec<(&String, &str)> =
         contents.files.iter().map(|(name, hash)| (name, &*hash.sha256)).collect();
     let own = format!("step {}: {files:?}", contents.step);
-    match gather(&model.groups(), own.clone())?.iter().position(|other| *other != own) {
+    match gather(groups, own.clone())?.iter().position(|other| *other != own) {
         Some(other) => {
             let problem = format!("rank {other} is given another checkpoint: all ranks must see one folder");
             Err(Error::file(&contents.folder, problem))
@@ -72,13 +73,9 @@ fn check_same<M: DistributedModel + ?Sized>(model: &M, contents: &Contents) -> R
 }
 
 /// Refuses a checkpoint with parameters that no rank has.
-fn check_names<M: DistributedModel + ?Sized>(
-    model: &M,
-    saved: &CheckpointReader,
-    pieces: &[Piece],
-) -> Result<()> {
+fn check_names(groups: &[&dyn Communicator], saved: &CheckpointReader, pieces: &[Piece]) -> Result<()> {
     let own: Vec<String> = pieces.iter().map(|piece| piece.name.clone()).collect();
-    let all: HashSet<String> = gather(&model.groups(), own)?.into_iter().flatten().collect();
+    let all: HashSet<String> = gather(groups, own)?.into_iter().flatten().collect();
     match saved.shapes().find(|(name, _)| !all.contains(*name)) {
         Some((name, _)) => {
             let problem =

@@ -14,9 +14,7 @@ use crate::run_log::RunLog;
 
 use super::Run;
 use crate::trainer::newcomer::{add_options, ahead};
-use crate::trainer::{
-    CheckpointForm, Position, RunIdentity, Saved, Source, Step, Strategy, Trainer, Whole, line_printer, share,
-};
+use crate::trainer::{Position, RunIdentity, Source, Step, Strategy, Trainer, Whole, line_printer};
 
 /// Checks for newcomers between steps.
 pub(in crate::trainer) struct NewcomerCheck {
@@ -43,14 +41,11 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     }
 
     /// Returns the model if each rank holds all of it; a divided model cannot be elastic.
-    fn whole(&mut self) -> Result<&mut dyn Whole> {
-        match self.strategy.kept() {
-            CheckpointForm::Whole(model) => Ok(model),
-            _ => Err(Error::Unavailable {
-                wanted: "--elastic".into(),
-                help: "each rank has a part of the model only".into(),
-            }),
-        }
+    pub(in crate::trainer) fn whole(&mut self) -> Result<&mut dyn Whole> {
+        self.strategy.whole().ok_or_else(|| Error::Unavailable {
+            wanted: "--elastic".into(),
+            help: "each rank has a part of the model only".into(),
+        })
     }
 
     /// Returns whether a newcomer is waiting; the same on every rank.
@@ -196,7 +191,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             }
             false => None,
         };
-        share::share(&*rank.comm, own, 0)?;
+        self.share(&*rank.comm, own, 0, false)?;
         self.whole()?.check()?;
         if rank.is_first() {
             let Position { epoch, batch, step } = self.position();
@@ -220,15 +215,16 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             true => Some(self.snapshot(&run.config.run, self.taken, run.log.as_mut(), run.observer)?),
             false => None,
         };
-        let shared = share::share(comm, own, ahead)?;
-        match shared.filter(|_| steps[comm.rank()] < steps[ahead]) {
-            Some(checkpoint) => {
+        let is_behind = steps[comm.rank()] < steps[ahead];
+        let shared = self.share(comm, own, ahead, is_behind)?;
+        match shared.filter(|_| is_behind) {
+            Some(state) => {
                 // This rank computed the step's loss before the exchange of gradients failed, so it can still be
                 // logged.
                 if let Some((_, loss)) = self.whole()?.latest().cloned().filter(|(at, _)| *at == self.at) {
                     self.log_step(Some(&loss), run.log.as_mut(), run.observer)?;
                 }
-                self.restore(&Saved::Whole(checkpoint), None, run.observer)?;
+                self.set_state(&state, None, run.observer)?;
                 self.taken = 0;
                 Ok(())
             }

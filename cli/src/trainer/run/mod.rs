@@ -6,22 +6,21 @@ use comm::{Operation, Stats};
 use girandole::trainer::{StopCheck, claim_checkpoints};
 use report::RunSeries;
 use report::metrics::MemoryUse;
-use strategy::checkpoint::read_whole;
 use training::{Checkpoints, Contents};
 
 use crate::console::note;
 use crate::error::Result;
 use crate::interrupt::StopOnSignal;
 use crate::live_page::LivePage;
-use crate::options::{CheckpointOptions, ElasticRanks, with_fallback_hint};
+use crate::options::{CheckpointOptions, ElasticRanks};
 use crate::rank::{Rank, RankPhase, Stopwatch};
 use crate::run_log::{LogConfig, RunLog};
 
+use super::checkpoint::without_model;
 use super::newcomer::check_options;
 use super::schedule::EVERY;
 use super::{
-    CheckpointForm, CheckpointSchedule, Observer, Position, RunEnd, RunIdentity, Saved, Source, Strategy,
-    Trainer, first_choice, share,
+    CheckpointSchedule, Observer, Position, RunEnd, RunIdentity, Source, Strategy, Trainer, first_choice,
 };
 
 pub(super) use elastic::NewcomerCheck;
@@ -115,7 +114,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     ) -> Result<(RunResult, T)> {
         // Until all is done: other runs must not write there meanwhile.
         let _claimed = claim(rank, config)?;
-        let saved = self.found(rank, config)?;
+        let found = self.found(rank, config)?;
         let (prints, per_epoch) = (rank.comm.rank() == config.reporter, self.source.remaining(self.at));
         let (steps, steps_per_epoch) = match config.end {
             RunEnd::Epochs(epochs) => (epochs.saturating_mul(per_epoch), per_epoch),
@@ -132,8 +131,8 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         };
         let log = (prints || at_once).then(|| RunLog::new(&log, metrics.as_mut()).with_page(page()));
         let mut run = Run { config, log, observer, watch: rank.stopwatch() };
-        self.begin(saved.as_ref(), rank, &mut run)?;
-        if let (true, CheckpointForm::Whole(model)) = (rank.newcomer, self.strategy.kept()) {
+        self.begin(found.as_ref(), rank, &mut run)?;
+        if let (true, Some(model)) = (rank.newcomer, self.strategy.whole()) {
             // Collective: the other ranks call it when they send the state.
             model.check()?;
         }
@@ -156,9 +155,6 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
 
     /// Lets signals stop the run with a checkpoint, if it keeps any, until the returned value is dropped.
     fn stop_on_signal(&mut self, rank: &Rank, config: &RunConfig<'_>) -> Option<StopOnSignal> {
-        if matches!(self.strategy.kept(), CheckpointForm::Not) {
-            return None;
-        }
         let signals = config.checkpoints.stop_on_signal()?;
         let fewest = config.elastic.map(|elastic| elastic.min);
         let check = StopCheck::new(signals.flag(), rank.comm.clone(), fewest);
@@ -166,39 +162,41 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         Some(signals)
     }
 
-    /// Returns the checkpoint to resume from, if resuming is requested and one exists. Rank 0 chooses, so that all
-    /// ranks take the same one. Every rank must call it.
-    fn found(&mut self, rank: &Rank, config: &RunConfig<'_>) -> Result<Option<Saved>> {
-        let options = &config.checkpoints;
+    /// Returns the checkpoint to resume from, if resuming is requested and one exists, on the ranks that read it: on rank 0, or
+    /// if each has a part of the model, on all ranks, which must call it. Rank 0 chooses, so that all take the same one.
+    fn found(&mut self, rank: &Rank, config: &RunConfig<'_>) -> Result<Option<Contents>> {
         let own = || if rank.is_first() { (config.find)(&config.run) } else { Ok(None) };
-        match self.strategy.kept() {
-            CheckpointForm::Not => Ok(None),
-            CheckpointForm::Whole(_) => {
-                // Rank 0 reads it and broadcasts it, since the folder need not exist on every host.
-                let own =
-                    own()?.map(|contents| read_whole(&contents)).transpose().map_err(with_fallback_hint)?;
-                Ok(share::share(&*rank.comm, own, 0)?.map(Saved::Whole))
-            }
-            CheckpointForm::Parts(_) => Ok(first_choice(options, rank, own)?.map(Saved::Parts)),
+        match self.strategy.whole() {
+            Some(_) => own(),
+            None => first_choice(&config.checkpoints, rank, own),
         }
     }
 
-    /// Resumes from a checkpoint, if there is one, and enables new checkpoints.
-    fn begin(&mut self, saved: Option<&Saved>, rank: &Rank, run: &mut Run<'_, '_>) -> Result<()> {
+    /// Resumes from a checkpoint, if one was found, and enables new checkpoints.
+    fn begin(&mut self, found: Option<&Contents>, rank: &Rank, run: &mut Run<'_, '_>) -> Result<()> {
         let Run { config, log, observer, .. } = run;
-        if let (true, Some(saved)) = (rank.newcomer, saved) {
-            check_options(saved, &*rank.comm)?;
+        let is_whole = self.strategy.whole().is_some();
+        if let Some(contents) = found {
+            self.strategy.load(contents)?;
         }
-        let then = saved.map(|saved| self.restore(saved, log.as_mut(), *observer)).transpose()?;
+        let mut state = found.map(without_model).transpose()?;
+        if is_whole {
+            // Rank 0 reads it for all, since the folder need not exist on every host; or a running job sends its state.
+            state = self.share(&*rank.comm, state, 0, !rank.is_first())?;
+        }
+        if let (true, Some(state)) = (rank.newcomer, &state) {
+            check_options(state, &*rank.comm)?;
+        }
+        let then = state.map(|state| self.set_state(&state, log.as_mut(), *observer)).transpose()?;
         if let (Some(log), true) = (log.as_mut().filter(|log| !log.is_muted()), config.checkpoints.resumes())
         {
             log.cut(self.at.epoch, self.at.batch)?;
             note(format_args!("{}", self.resume_note(config, then)?));
         }
-        if rank.is_first() || matches!(self.strategy.kept(), CheckpointForm::Parts(_)) {
+        if rank.is_first() || !is_whole {
             self.keep(config, config.run.clone())?;
         }
-        if let (Some(_), Some(schedule)) = (saved, &mut self.schedule) {
+        if let (Some(_), Some(schedule)) = (then, &mut self.schedule) {
             schedule.last = Some(self.at.step);
         }
         Ok(())

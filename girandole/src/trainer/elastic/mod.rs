@@ -6,8 +6,7 @@ mod undo;
 
 use std::sync::Arc;
 
-use candle_core::Tensor;
-use comm::{Communicator, Operation, all_gather_object, broadcast_object, broadcast_tensors};
+use comm::{Communicator, Operation, all_gather_object};
 use training::build::Model;
 
 use self::progress::{Holders, Progress, RanksProgress, state_lost, staying};
@@ -202,12 +201,8 @@ impl<M: Model> Trainer<'_, M> {
         let joined: Vec<bool> = all_gather_object(world, &!self.job.is_new())?;
         let first = joined.iter().position(|joined| *joined).unwrap_or(0);
         let own = if world.rank() == first { observer.state() } else { Ok(ObserverState::default()) };
-        let ObserverState { values, tensors } = all_agree(world, own)?;
-        let values = broadcast_object(world, &values, first)?;
-        let mut tensors: Vec<(String, Tensor)> = tensors.into_iter().collect();
-        tensors.sort_by(|(one, _), (other, _)| one.cmp(other));
-        let tensors = broadcast_tensors(world, tensors, first)?.into_iter().collect();
-        Ok(self.job.is_new().then_some(ObserverState { values, tensors }))
+        let state = all_agree(world, own)?.broadcast(world, first)?;
+        Ok(self.job.is_new().then_some(state))
     }
 
     /// Returns the number of ranks with those that wait to join, if more of them can continue than now.
