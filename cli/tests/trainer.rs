@@ -14,16 +14,16 @@ use cli::options::{CheckpointOptions, ElasticRanks};
 use cli::rank::Rank;
 use cli::run_log::{LogConfig, RunLog};
 use cli::trainer::{
-    CheckpointSchedule, DataParallel, Epoch, Epochs, Observer, RunConfig, RunEnd, RunIdentity, Step,
+    CheckpointSchedule, DataParallel, Epoch, Epochs, Logged, Observer, RunConfig, RunEnd, RunIdentity, Step,
     StepRandom, Trainer,
 };
 use comm::{Communicator, Local, LocalConfig};
 use ddp::{Ddp, DdpConfig};
+use girandole::trainer::ObserverState;
 use sampler::{
     BoxError, DataLoader, DataLoaderConfig, DistributedSampler, DistributedSamplerConfig, Generator,
     SharedGenerator,
 };
-use serde_json::Value;
 use training::{Adam, AdamConfig, CheckpointConfig, Checkpoints, TorchInit};
 
 const EPOCHS: usize = 3;
@@ -46,12 +46,13 @@ impl Observer for Sum {
         Ok(())
     }
 
-    fn state(&self) -> Value {
-        self.sum.to_bits().into()
+    fn state(&mut self) -> Result<ObserverState> {
+        Ok(ObserverState { values: self.sum.to_bits().into(), ..ObserverState::default() })
     }
 
-    fn load_state(&mut self, state: &Value) {
-        self.sum = f64::from_bits(state.as_u64().unwrap());
+    fn load_state(&mut self, _: usize, state: ObserverState) -> Result<()> {
+        self.sum = f64::from_bits(state.values.as_u64().unwrap());
+        Ok(())
     }
 }
 
@@ -94,24 +95,26 @@ fn train(comm: Local, reshuffle: bool, keep: &Path, from: Option<&Path>) -> Resu
     let random = StepRandom { generator: random, seed: 9 };
     let model = DataParallel::new(ddp, optimizer, loss, &vars).drawing(Some(random), rank);
     let mut trainer = Trainer::new(model, Epochs { reshuffle, ..Epochs::new(loader) });
-    let mut log = RunLog::new(&LogConfig { keep: true, ..LogConfig::default() }, None);
+    let log = RunLog::new(&LogConfig { keep: true, ..LogConfig::default() }, None);
     let mut observer = Sum::default();
+    let mut logged = Logged::new(Some(log), &mut observer);
     let open = |dir: &Path| Checkpoints::open(CheckpointConfig { dir: dir.to_path_buf(), keep: 1000 });
     if let Some(folder) = from {
         let contents = open(folder.parent().unwrap())?.contents(folder)?;
-        trainer.restore(&contents, Some(&mut log), &mut observer)?;
+        trainer.restore(&contents, &mut logged)?;
     }
     // Each rank writes its own checkpoints here, since their sums differ. A resumed run writes none: thousands would
     // take too long.
     if from.is_none() {
         trainer.keep_checkpoints(CheckpointSchedule::new(open(keep)?, Some(1), RunIdentity::default()));
     }
-    trainer.train(RunEnd::Epochs(EPOCHS), Some(&mut log), &mut observer)?;
+    trainer.train(RunEnd::Epochs(EPOCHS), &mut logged)?;
+    let losses = logged.finish().losses;
     let mut weights = Vec::new();
     for (_, var) in training::named_vars(&vars) {
         weights.extend(var.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits));
     }
-    Ok(End { weights, sum: observer.sum.to_bits(), losses: log.finish().losses, begun: observer.begun })
+    Ok(End { weights, sum: observer.sum.to_bits(), losses, begun: observer.begun })
 }
 
 /// Returns the result of each rank.
@@ -174,7 +177,7 @@ fn a_checkpoint_of_another_model_is_refused() {
     let loss = |_: &Linear, _: &Vec<u8>| Tensor::new(0f32, &Device::Cpu);
     let mut trainer = Trainer::new(DataParallel::new(ddp, optimizer, loss, &vars), Epochs::new(loader));
     let before = vars.all_vars()[0].flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    let line = trainer.restore(&contents, None, &mut ()).unwrap_err().to_string();
+    let line = trainer.restore(&contents, &mut ()).unwrap_err().to_string();
     let problem = "its weight is [1, 4], and the model's is [1, 3]: it is of another model";
     assert_eq!(line, format!("{}: {problem}", contents.folder.display()));
     assert_eq!(vars.all_vars()[0].flatten_all().unwrap().to_vec1::<f32>().unwrap(), before);

@@ -36,7 +36,6 @@ mod base;
 mod events;
 mod finetune;
 mod job;
-mod log_state;
 mod memory;
 mod options;
 mod pretrain;

@@ -16,7 +16,6 @@ use models::{CausalLm, Tokenizer};
 use report::Evaluation;
 
 use super::events::Events;
-use super::log_state;
 use super::options::TrainOptions;
 use super::sample::Sample;
 use super::speed::{Speed, show_mfu};
@@ -193,7 +192,7 @@ impl Observer<CausalLm> for TrainObserver<'_> {
     }
 
     fn state(&self) -> girandole::Result<ObserverState> {
-        self.log.as_ref().map_or_else(|| Ok(ObserverState::default()), log_state::of)
+        self.log.as_ref().map_or_else(|| Ok(ObserverState::default()), RunLog::saved)
     }
 
     fn saving(&mut self, _: usize) -> girandole::Result<()> {
@@ -253,7 +252,7 @@ impl Observer<CausalLm> for TrainObserver<'_> {
         self.phase = RankPhase::AtWork;
         self.began = (Instant::now(), step);
         if let Some(log) = &mut self.log {
-            log_state::resume(log, step, state).map_err(wrap_error)?;
+            log.restore(step, state).map_err(wrap_error)?;
             // What the other ranks repeat was logged already.
             log.go_back(step, (change.epoch as usize, step)).map_err(wrap_error)?;
         }

@@ -1,6 +1,7 @@
 //! Log of a run's losses: metrics file, report and progress bar.
 
 mod curves;
+mod saved;
 
 use std::time::Instant;
 
@@ -32,7 +33,7 @@ pub struct LogConfig {
 
 /// The part of a [`RunLog`] that is stored in a checkpoint, without the losses themselves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct LogState {
+struct LogState {
     /// Training time in seconds, as the bits of an f64.
     seconds: u64,
     steps_per_loss: usize,
@@ -165,18 +166,8 @@ impl<'a> RunLog<'a> {
         if self.at_once { Ok(metrics.flush()?) } else { Ok(()) }
     }
 
-    /// Returns all evaluations so far.
-    pub fn evaluations(&self) -> &[Evaluation] {
-        &self.evaluations
-    }
-
-    /// Restores the evaluations of a resumed run.
-    pub(crate) fn resume_evaluations(&mut self, evaluations: Vec<Evaluation>) {
-        self.evaluations = evaluations;
-    }
-
     /// Starts after `steps` steps whose losses were not kept.
-    pub(crate) fn begin_at(&mut self, steps: usize) {
+    fn begin_at(&mut self, steps: usize) {
         self.first = steps;
         self.progress.resume(steps);
     }
@@ -257,26 +248,16 @@ impl<'a> RunLog<'a> {
         Ok(self.metrics.as_mut().map_or(Ok(()), |metrics| metrics.flush())?)
     }
 
-    /// Returns what a checkpoint stores: the state, and the losses.
-    pub fn state(&self) -> (LogState, &[f32]) {
+    /// Returns the state and the losses for a checkpoint.
+    fn state(&self) -> (LogState, &[f32]) {
         let (losses, steps_per_loss, (sum, count)) = self.curves.losses();
         let seconds = self.before + self.began.elapsed().as_secs_f64();
         let (seconds, sum, first) = (seconds.to_bits(), sum.to_bits(), self.first);
         (LogState { seconds, steps_per_loss, sum, count, first }, losses)
     }
 
-    /// Returns the further quantities of the steps, with as many values as there are losses.
-    pub fn quantities(&self) -> impl Iterator<Item = (&str, &[f32])> {
-        self.curves.quantities()
-    }
-
-    /// Restores the further quantities of the steps, after [`resume`](Self::resume).
-    pub(crate) fn resume_quantities(&mut self, quantities: impl IntoIterator<Item = (String, Vec<f32>)>) {
-        self.curves.resume_quantities(quantities);
-    }
-
     /// Restores what [`state`](Self::state) returned, after `steps` steps.
-    pub fn resume(&mut self, steps: usize, state: LogState, losses: Vec<f32>) {
+    fn resume(&mut self, steps: usize, state: LogState, losses: Vec<f32>) {
         let LogState { seconds, steps_per_loss, sum, count, first } = state;
         (self.before, self.first) = (f64::from_bits(seconds), first);
         self.progress.resume(steps);

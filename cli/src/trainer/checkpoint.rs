@@ -1,155 +1,117 @@
 //! Saving a trainer to a checkpoint and restoring it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use comm::{Communicator, broadcast_object};
-use girandole::trainer::ObserverState;
+use girandole::trainer::{CheckpointExtra, ObserverState, observer_state};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use strategy::checkpoint::extra;
-use training::{Checkpoint, Checkpoints, Contents, load_tensors};
+use serde_json::{Value, json};
+use training::{Checkpoint, Checkpoints, Contents};
 
+use crate::agreement::RunningJob;
 use crate::error::{Error, Result};
 use crate::options::{CheckpointOptions, with_fallback_hint};
 use crate::rank::Rank;
-use crate::run_log::{LogState, RunLog};
 
-use super::schedule::INIT;
+use super::schedule::{COMMAND, INIT};
 use super::{CheckpointSchedule, Observer, Position, RunIdentity, Source, Strategy, Trainer};
 
-const LOG: &str = "log";
-const LOSSES: &str = "losses";
-
-/// The part of a checkpoint's state that is not stored as tensors.
+/// What a run has besides its model and optimizer.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Extra {
-    /// Identity of the run that wrote it.
-    #[serde(rename = "settings")]
-    pub(super) run: RunIdentity,
-    #[serde(default)]
+pub(super) struct RunState {
+    at: Position,
+    sampler: Value,
+    /// Identity of the run.
+    run: RunIdentity,
+    /// How the ranks of the job were started, for those that join it.
+    pub(super) job: Option<RunningJob>,
+    values: Value,
+    /// Tensors of the observer.
+    #[serde(skip)]
+    tensors: HashMap<String, Tensor>,
+}
+
+/// The position in an epoch and the observer's values, which a checkpoint stores together.
+#[derive(Serialize, Deserialize)]
+struct Saved {
     batch: usize,
-    #[serde(default)]
-    observer: Value,
-    log: LogState,
+    values: Value,
 }
 
-impl Extra {
-    fn of(extra: Option<&Value>) -> Result<Self> {
-        serde_json::from_value(extra.cloned().unwrap_or_default())
-            .map_err(|reason| checkpoint_mismatch(format!("it was not written by this program: {reason}")))
+impl RunState {
+    /// Reads it from a checkpoint, without the observer's tensors.
+    fn of(contents: &Contents) -> Result<Self> {
+        let CheckpointExtra { settings, observer, .. } = CheckpointExtra::of(contents)?;
+        let Saved { batch, values } = serde_json::from_value(observer)
+            .map_err(|reason| checkpoint_mismatch(format!("it was not written by this program: {reason}")))?;
+        let at = Position { epoch: contents.epoch as usize, batch, step: contents.step as usize };
+        let (sampler, run) = (contents.sampler.clone(), RunIdentity::of_settings(settings));
+        Ok(Self { at, sampler, run, values, ..Self::default() })
     }
-}
 
-/// Reads what a checkpoint holds besides the model and its optimizer.
-pub(super) fn without_model(contents: &Contents) -> Result<Checkpoint> {
-    let Contents { epoch, step, sampler, .. } = contents.clone();
-    let mut tensors = BTreeMap::new();
-    if contents.files.contains_key(LOG) {
-        contents.check(LOG).map_err(with_fallback_hint)?;
-        tensors.insert(LOG.to_string(), load_tensors(&contents.path(LOG), &Device::Cpu)?);
+    /// Reads all of it from a checkpoint.
+    pub(super) fn read(contents: &Contents) -> Result<Self> {
+        let ObserverState { tensors, .. } = observer_state(contents).map_err(with_fallback_hint)?;
+        Ok(Self { tensors, ..Self::of(contents)? })
     }
-    Ok(Checkpoint { epoch, step, sampler, extra: extra(contents).cloned().unwrap_or_default(), tensors })
-}
 
-/// Returns what rank `root` has besides its model, on every rank; `None` if it gives nothing. Every rank must call it.
-pub(super) fn broadcast(
-    comm: &dyn Communicator,
-    own: Option<Checkpoint>,
-    root: usize,
-) -> Result<Option<Checkpoint>> {
-    let unreadable =
-        |reason: serde_json::Error| checkpoint_mismatch(format!("its state cannot be sent: {reason}"));
-    let mut of_log = HashMap::new();
-    let own = own.map(|Checkpoint { epoch, step, sampler, extra, mut tensors }| {
-        of_log = tensors.remove(LOG).unwrap_or_default();
-        (epoch, step, sampler, extra)
-    });
-    let values = serde_json::to_value(own).map_err(unreadable)?;
-    let ObserverState { values, tensors } =
-        ObserverState { values, tensors: of_log }.broadcast(comm, root)?;
-    let shared: Option<(u64, u64, Value, Value)> = serde_json::from_value(values).map_err(unreadable)?;
-    let tensors = [(LOG.to_string(), tensors)].into();
-    Ok(shared.map(|(epoch, step, sampler, extra)| Checkpoint { epoch, step, sampler, extra, tensors }))
+    fn into_checkpoint(self) -> Result<Checkpoint> {
+        let Self { at: Position { epoch, batch, step }, sampler, run, values, tensors, .. } = self;
+        let observer = json!(Saved { batch, values });
+        let extra = CheckpointExtra { settings: run.into_settings(), observer, ..CheckpointExtra::default() };
+        Ok(extra.at(epoch as u64, step as u64, sampler, tensors)?)
+    }
+
+    /// Returns what rank `root` has, on every rank; `None` if it gives nothing. Every rank must call it.
+    pub(super) fn broadcast(
+        comm: &dyn Communicator,
+        mut own: Option<Self>,
+        root: usize,
+    ) -> Result<Option<Self>> {
+        let tensors = own.as_mut().map(|own| std::mem::take(&mut own.tensors)).unwrap_or_default();
+        let state = ObserverState { values: json!(own), tensors };
+        let ObserverState { values, tensors } = state.broadcast(comm, root)?;
+        let shared: Option<Self> = serde_json::from_value(values)
+            .map_err(|reason| checkpoint_mismatch(format!("the ranks have sent another state: {reason}")))?;
+        Ok(shared.map(|shared| Self { tensors, ..shared }))
+    }
 }
 
 impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
-    /// Writes a checkpoint; `taken` is the number of samples that this rank has taken since the epoch began or was
-    /// resumed.
-    pub(super) fn save(
-        &mut self,
-        taken: usize,
-        log: Option<&mut RunLog<'_>>,
-        observer: &mut dyn Observer,
-    ) -> Result<()> {
+    /// Writes a checkpoint.
+    pub(super) fn save(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let Some(schedule) = self.schedule.take() else { return Ok(()) };
         let _span = tracing::info_span!("checkpoint").entered();
-        let checkpoint = self.snapshot(&schedule.run, taken, log, observer)?;
+        let checkpoint = self.state(&schedule.run, observer)?.into_checkpoint()?;
         self.strategy.save(&schedule.checkpoints, checkpoint)?;
         self.schedule = Some(CheckpointSchedule { last: Some(self.at.step), ..schedule });
         Ok(())
     }
 
-    /// Returns the current state for a checkpoint, without the model and its optimizer.
-    pub(super) fn snapshot(
-        &mut self,
-        run: &RunIdentity,
-        taken: usize,
-        log: Option<&mut RunLog<'_>>,
-        observer: &dyn Observer,
-    ) -> Result<Checkpoint> {
-        let (mut state, mut tensors) = (LogState::default(), BTreeMap::new());
-        if let Some(log) = log {
-            // The metrics must include all steps that will not be repeated.
-            log.flush()?;
-            let (of_log, losses) = log.state();
-            state = of_log;
-            tensors
-                .insert(LOG.to_string(), [(LOSSES.to_string(), Tensor::new(losses, &Device::Cpu)?)].into());
-        }
-        let Position { epoch, batch, step } = self.at;
-        let extra = Extra { run: run.clone(), batch, observer: observer.state(), log: state };
-        let extra = serde_json::to_value(extra)
-            .map_err(|reason| checkpoint_mismatch(format!("its state cannot be written: {reason}")))?;
-        let sampler = self.source.state(self.at, taken)?;
-        Ok(Checkpoint { epoch: epoch as u64, step: step as u64, sampler, extra, tensors })
+    /// Returns the current state.
+    pub(super) fn state(&self, run: &RunIdentity, observer: &mut dyn Observer) -> Result<RunState> {
+        let ObserverState { values, tensors } = observer.state()?;
+        let (at, sampler) = (self.at, self.source.state(self.at, self.taken)?);
+        Ok(RunState { at, sampler, run: run.clone(), job: None, values, tensors })
     }
 
-    /// Restores model, optimizer, position in the data, observer and log from a checkpoint. Every rank must call it
-    /// before training. Returns the number of data-parallel ranks of the run that wrote the checkpoint.
+    /// Restores model, optimizer, position in the data and observer from a checkpoint. Every rank must call it before
+    /// training. Returns the number of data-parallel ranks of the run that wrote the checkpoint.
     ///
     /// # Errors
     /// A checkpoint of another model, optimizer or data set.
-    pub fn restore(
-        &mut self,
-        contents: &Contents,
-        log: Option<&mut RunLog<'_>>,
-        observer: &mut dyn Observer,
-    ) -> Result<usize> {
+    pub fn restore(&mut self, contents: &Contents, observer: &mut dyn Observer) -> Result<usize> {
         self.strategy.load(contents)?;
-        self.set_state(&without_model(contents)?, log, observer)
+        self.set_state(RunState::read(contents)?, observer)
     }
 
     /// Restores all but the model and its optimizer; see [`restore`](Self::restore).
-    pub(super) fn set_state(
-        &mut self,
-        Checkpoint { epoch, step, sampler, extra, tensors }: &Checkpoint,
-        log: Option<&mut RunLog<'_>>,
-        observer: &mut dyn Observer,
-    ) -> Result<usize> {
-        let Extra { run, batch, observer: observed, log: logged } = Extra::of(Some(extra))?;
-        let at = Position { epoch: *epoch as usize, batch, step: *step as usize };
-        self.source.resume(sampler, at)?;
-        self.at = at;
-        observer.load_state(&observed);
-        if let Some(log) = log {
-            let losses = tensors.get(LOG).and_then(|of_log| of_log.get(LOSSES));
-            log.resume(
-                at.step,
-                logged,
-                losses.map(|losses| losses.to_vec1()).transpose()?.unwrap_or_default(),
-            );
-        }
+    pub(super) fn set_state(&mut self, state: RunState, observer: &mut dyn Observer) -> Result<usize> {
+        let RunState { at, sampler, run, values, tensors, .. } = state;
+        self.source.resume(&sampler, at)?;
+        (self.at, self.taken) = (at, 0);
+        observer.load_state(at.step, ObserverState { values, tensors })?;
         Ok(run.world_size)
     }
 
@@ -158,14 +120,14 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     pub(super) fn share(
         &mut self,
         comm: &dyn Communicator,
-        own: Option<Checkpoint>,
+        own: Option<RunState>,
         root: usize,
         receives: bool,
-    ) -> Result<Option<Checkpoint>> {
+    ) -> Result<Option<RunState>> {
         if comm.world_size() == 1 {
             return Ok(own);
         }
-        let shared = broadcast(comm, own, root)?;
+        let shared = RunState::broadcast(comm, own, root)?;
         if shared.is_some() {
             self.whole()?.share(comm, root, receives)?;
         }
@@ -181,8 +143,7 @@ pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Opt
     let found = options.choose(Checkpoints::latest, |checkpoints, folder| checkpoints.contents(folder))?;
     if let Some(contents) = &found {
         agree_on_command(&run.command, contents, options)?;
-        let Extra { run: saved, batch, .. } = Extra::of(extra(contents))?;
-        let at = Position { epoch: contents.epoch as usize, batch, step: contents.step as usize };
+        let RunState { run: saved, at, .. } = RunState::of(contents)?;
         check_options(run, &saved, at, options)?;
     }
     Ok(found)
@@ -209,10 +170,10 @@ pub fn first_choice(
 /// Rejects a checkpoint of another command of this program, whatever its other contents.
 ///
 /// # Errors
-/// It is of another command.
+/// It is of another command, or of another program.
 pub fn agree_on_command(own: &str, contents: &Contents, options: &CheckpointOptions) -> Result<()> {
-    let command = extra(contents).and_then(|extra| extra["settings"]["command"].as_str());
-    let Some(command) = command.filter(|command| *command != own) else { return Ok(()) };
+    let command = CheckpointExtra::of(contents)?.settings.remove(COMMAND);
+    let Some(command) = command.filter(|command| command != own) else { return Ok(()) };
     let (option, got) = options.source();
     let help = format!("that is of the command {command}, and this is {own}");
     Err(Error::Contradiction { option: option.into(), got: got.display().to_string(), help })
@@ -258,6 +219,7 @@ pub(crate) fn checkpoint_mismatch(problem: String) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::Device;
     use comm::Local;
 
     use super::*;
@@ -265,21 +227,21 @@ mod tests {
     #[test]
     fn every_rank_gets_what_one_rank_has() {
         let own = || {
-            let losses = Tensor::new(&[2f32, 1.0], &Device::Cpu).unwrap();
-            let tensors = [(LOG.to_string(), [(LOSSES.to_string(), losses)].into())].into();
-            Checkpoint { epoch: 1, step: 2, sampler: 3.into(), extra: "x".into(), tensors }
+            let tensors = [("losses".to_string(), Tensor::new(&[2f32, 1.0], &Device::Cpu).unwrap())].into();
+            let (at, values) = (Position { epoch: 1, batch: 2, step: 3 }, "x".into());
+            RunState { at, sampler: 4.into(), values, tensors, ..RunState::default() }
         };
         for root in 0..3 {
             let shared = Local::run(3, |comm| {
-                let shared = broadcast(comm, (comm.rank() == root).then(own), root);
+                let shared = RunState::broadcast(comm, (comm.rank() == root).then(own), root);
                 let shared = shared.map_err(|error| candle_core::Error::msg(error.to_string()))?.unwrap();
-                let Checkpoint { epoch, step, sampler, extra, tensors } = shared;
-                assert_eq!((epoch, step, sampler, extra), (1, 2, 3.into(), "x".into()));
-                Ok(tensors[LOG][LOSSES].to_vec1::<f32>()?)
+                assert_eq!((shared.at, shared.sampler, shared.values), (own().at, 4.into(), "x".into()));
+                Ok(shared.tensors["losses"].to_vec1::<f32>()?)
             });
             assert_eq!(shared.unwrap(), vec![vec![2.0, 1.0]; 3]);
         }
-        let none = Local::run(2, |comm| Ok(broadcast(comm, None, 0).is_ok_and(|shared| shared.is_none())));
+        let none =
+            Local::run(2, |comm| Ok(RunState::broadcast(comm, None, 0).is_ok_and(|shared| shared.is_none())));
         assert_eq!(none.unwrap(), [true; 2]);
     }
 }

@@ -3,6 +3,7 @@
 mod checkpoint;
 mod data_parallel;
 mod divided;
+mod logged;
 mod newcomer;
 mod observer;
 mod random;
@@ -17,16 +18,17 @@ use std::path::PathBuf;
 
 use candle_core::Tensor;
 use girandole::trainer::{Stop, StopCheck};
+use serde::{Deserialize, Serialize};
 
 use self::run::NewcomerCheck;
-use crate::console;
+use crate::console::say;
 use crate::error::{Error, Result};
-use crate::run_log::RunLog;
 
 pub use checkpoint::{agree_on_command, first_choice};
 pub(crate) use checkpoint::{checkpoint_mismatch, find};
 pub use data_parallel::{DataParallel, SingleProcess};
 pub use divided::Divided;
+pub use logged::Logged;
 pub(crate) use newcomer::restart_before_first_step;
 pub use observer::{Epoch, Losses, Means, Observer, Step};
 pub use random::StepRandom;
@@ -38,7 +40,7 @@ pub use staged::Staged;
 pub use strategy::{Batches, Source, Strategy, Whole};
 
 /// Position of a run: the next batch.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
     /// The epoch, from 0.
     pub epoch: usize,
@@ -81,7 +83,7 @@ pub struct Position {
 /// let loss = |model: &Linear, x: &Tensor| loss::mse(&model.forward(x)?, &((x * 2.0)? + 3.0)?);
 /// let model = DataParallel::new(ddp, optimizer, loss, &vars);
 /// let mut trainer = Trainer::new(model, Epochs::new(loader));
-/// trainer.train(RunEnd::Epochs(200), None, &mut ())?;
+/// trainer.train(RunEnd::Epochs(200), &mut ())?;
 /// assert!((trainer.model().ddp().vars()[0].to_vec2::<f32>()?[0][0] - 2.0).abs() < 0.01);
 /// # Ok::<(), cli::error::Error>(())
 /// ```
@@ -144,41 +146,42 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     }
 
     /// Trains on the remaining batches of the epoch.
-    fn run_epoch(&mut self, mut log: Option<&mut RunLog<'_>>, observer: &mut dyn Observer) -> Result<()> {
+    fn run_epoch(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let mut batches = self.source.batches(self.at)?;
         self.taken = 0;
         self.steps = self.at.batch + self.source.remaining(self.at);
-        observer.epoch_begins(&self.epoch(&line_printer(log.as_deref())))?;
-        while let (false, Some(next)) = (self.pauses(log.as_deref_mut(), observer)?, batches.next()) {
+        let Position { epoch, batch, .. } = self.at;
+        observer.epoch_begins(&self.epoch(epoch, batch, self.steps))?;
+        while let (false, Some(next)) = (self.pauses(observer)?, batches.next()) {
             let (batch, taken) = next?;
             let loss = self.strategy.step(self.at, &batch)?;
-            self.log_step(loss.as_ref(), log.as_deref_mut(), observer)?;
+            self.observe_step(loss.as_ref(), observer)?;
             self.at.batch += 1;
             self.at.step += 1;
             self.taken = taken;
             // A checkpoint due after the epoch's last step is written by `end_epoch`.
             if self.at.batch < self.steps && self.is_due(false) {
-                self.save(taken, log.as_deref_mut(), observer)?;
+                self.save(observer)?;
             }
         }
-        if self.is_paused() { Ok(()) } else { self.end_epoch(log, observer) }
+        if self.is_paused() { Ok(()) } else { self.end_epoch(observer) }
     }
 
     /// Returns whether a newcomer waits to be admitted before the next step. Ends the run there if that is asked for.
-    fn pauses(&mut self, log: Option<&mut RunLog<'_>>, observer: &mut dyn Observer) -> Result<bool> {
+    fn pauses(&mut self, observer: &mut dyn Observer) -> Result<bool> {
         if self.at.batch < self.steps {
-            self.stop_if_asked(log, observer)?;
+            self.stop_if_asked(observer)?;
         }
         self.is_newcomer_waiting()
     }
 
     /// Writes a checkpoint and ends the run with [`Error::Stopped`], if that is asked for.
-    fn stop_if_asked(&mut self, log: Option<&mut RunLog<'_>>, observer: &mut dyn Observer) -> Result<()> {
+    fn stop_if_asked(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let Some((check, dir)) = &mut self.stop else { return Ok(()) };
         let (Some(Stop { signal, leaves }), dir) = (check.decide()?, dir.clone()) else { return Ok(()) };
         let step = self.at.step;
         if step > 0 && self.schedule.as_ref().is_some_and(|schedule| !schedule.is_saved(step)) {
-            self.save(self.taken, log, observer)?;
+            self.save(observer)?;
         }
         // A launcher may end all ranks when the first one ends: by then all files must be complete.
         self.stop.as_ref().map_or(Ok(()), |(check, _)| check.wait_for_all())?;
@@ -186,10 +189,10 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     }
 
     /// Ends the epoch after its last batch, and moves to the next one.
-    fn end_epoch(&mut self, log: Option<&mut RunLog<'_>>, observer: &mut dyn Observer) -> Result<()> {
+    fn end_epoch(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let (epoch, steps) = (self.at.epoch, self.steps);
         self.begin_next_epoch();
-        self.finish_epoch(epoch, steps, log, observer)
+        self.finish_epoch(epoch, steps, observer)
     }
 
     /// Moves to the beginning of the next epoch, if the run has epochs.
@@ -202,38 +205,23 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     }
 
     /// Tells the observer that an epoch of so many batches has ended, and writes a checkpoint if one is due.
-    fn finish_epoch(
-        &mut self,
-        epoch: usize,
-        steps: usize,
-        log: Option<&mut RunLog<'_>>,
-        observer: &mut dyn Observer,
-    ) -> Result<()> {
-        let (batch, batch_size) = (steps, self.source.batch_size());
-        {
-            let say = line_printer(log.as_deref());
-            observer.epoch_ends(&Epoch { epoch, batch, batch_size, steps, say: &say })?;
-        }
-        if self.is_due(true) { self.save(0, log, observer) } else { Ok(()) }
+    fn finish_epoch(&mut self, epoch: usize, steps: usize, observer: &mut dyn Observer) -> Result<()> {
+        observer.epoch_ends(&self.epoch(epoch, steps, steps))?;
+        if self.is_due(true) { self.save(observer) } else { Ok(()) }
     }
 
     /// Trains to the end of the run, and writes a last checkpoint.
     ///
     /// # Errors
-    /// A batch that cannot be loaded; errors of the model, the observer, the log and checkpoints.
-    pub fn train(
-        &mut self,
-        end: RunEnd,
-        mut log: Option<&mut RunLog<'_>>,
-        observer: &mut dyn Observer,
-    ) -> Result<()> {
+    /// A batch that cannot be loaded; errors of the model, the observer and checkpoints.
+    pub fn train(&mut self, end: RunEnd, observer: &mut dyn Observer) -> Result<()> {
         self.end = end;
         while !end.is_reached(self.at) && !self.is_paused() {
-            self.run_epoch(log.as_deref_mut(), observer)?;
+            self.run_epoch(observer)?;
         }
         let is_over = end.is_reached(self.at);
         match self.schedule.as_ref().is_some_and(|schedule| is_over && !schedule.is_saved(self.at.step)) {
-            true => self.save(0, log, observer),
+            true => self.save(observer),
             false => Ok(()),
         }
     }
@@ -242,33 +230,13 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         self.schedule.as_ref().is_some_and(|schedule| schedule.is_due(self.at.step, epoch_ends))
     }
 
-    fn epoch<'a>(&self, say: observer::Say<'a>) -> Epoch<'a> {
+    fn epoch(&self, epoch: usize, batch: usize, steps: usize) -> Epoch<'static> {
+        Epoch { epoch, batch, batch_size: self.source.batch_size(), steps, say: &say }
+    }
+
+    /// Tells the observer of a step, on a rank that has its loss.
+    fn observe_step(&self, loss: Option<&Tensor>, observer: &mut dyn Observer) -> Result<()> {
         let Position { epoch, batch, .. } = self.at;
-        Epoch { epoch, batch, batch_size: self.source.batch_size(), steps: self.steps, say }
-    }
-
-    /// Logs a step and calls the observer, on a rank that has the loss.
-    fn log_step(
-        &self,
-        loss: Option<&Tensor>,
-        mut log: Option<&mut RunLog<'_>>,
-        observer: &mut dyn Observer,
-    ) -> Result<()> {
-        let (Some(tensor), Position { epoch, batch, .. }) = (loss, self.at) else { return Ok(()) };
-        let mut value = None;
-        if let Some(log) = log.as_deref_mut() {
-            let loss = tensor.to_scalar::<f32>()?;
-            log.step(epoch, batch, loss)?;
-            value = Some(loss);
-        }
-        observer.stepped(&Step { epoch, batch, tensor, value, say: &line_printer(log.as_deref()) })
-    }
-}
-
-/// Returns the function that prints lines: through the log, which hides the progress bar meanwhile, if there is one.
-fn line_printer<'a>(log: Option<&'a RunLog<'_>>) -> impl Fn(std::fmt::Arguments<'_>) -> Result<()> + 'a {
-    move |line| match log {
-        Some(log) => log.say(line),
-        None => console::say(line),
+        loss.map_or(Ok(()), |loss| observer.stepped(&Step::new(epoch, batch, loss)))
     }
 }

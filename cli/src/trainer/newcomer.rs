@@ -2,20 +2,13 @@
 
 use comm::{Communicator, all_gather_object};
 
-use strategy::checkpoint::transfer;
-use training::Checkpoint;
-
-use crate::agreement::RunningJob;
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::options::ElasticRanks;
 use crate::rank::{Rank, RankPhase};
+use strategy::checkpoint::transfer;
 
-use super::checkpoint::broadcast;
-use super::checkpoint_mismatch;
-
-/// Where the state that newcomers are sent has the options of the job.
-const JOB: &str = "job";
+use super::checkpoint::RunState;
 
 /// Returns the first rank with the most completed steps, if the ranks differ. `None` in `steps` marks a rank without
 /// state, which is ignored.
@@ -23,22 +16,6 @@ pub(super) fn ahead(steps: &[Option<usize>]) -> Option<usize> {
     let most = steps.iter().flatten().max()?;
     let differ = steps.iter().flatten().any(|step| step != most);
     steps.iter().position(|step| step.as_ref() == Some(most)).filter(|_| differ)
-}
-
-/// Adds to the state that newcomers are sent how the ranks of the job were started.
-pub(super) fn add_options(state: &mut Checkpoint, comm: &dyn Communicator) -> Result<()> {
-    let job = serde_json::to_value(RunningJob::of(comm));
-    state.extra[JOB] = job.map_err(|error| checkpoint_mismatch(error.to_string()))?;
-    Ok(())
-}
-
-/// Checks that a newcomer was started with the options of the ranks that have sent it this state. If not, it leaves, and
-/// they go on without it.
-pub(super) fn check_options(state: &Checkpoint, comm: &dyn Communicator) -> Result<()> {
-    let job: RunningJob = serde_json::from_value(state.extra[JOB].clone()).map_err(|error| {
-        checkpoint_mismatch(format!("the ranks did not say how they were started: {error}"))
-    })?;
-    job.check(comm)
 }
 
 /// Handles the loss of a rank before the first step: the remaining ranks, if enough, form a group again and start
@@ -116,7 +93,7 @@ impl Rank {
 fn take_part(comm: &dyn Communicator) -> Result<()> {
     let steps: Vec<Option<usize>> = all_gather_object(comm, &None)?;
     let Some(ahead) = ahead(&steps) else { return Ok(()) };
-    if broadcast(comm, None, ahead)?.is_some() {
+    if RunState::broadcast(comm, None, ahead)?.is_some() {
         transfer(comm, None, false, None)?;
     }
     Ok(())
@@ -135,8 +112,7 @@ mod tests {
         all_gather_object(comm, &RankPhase::AtWork)?;
         let steps = all_gather_object(comm, &Some(step))?;
         let root = ahead(&steps).unwrap_or_default();
-        let checkpoint = Checkpoint { step: step as u64, ..Checkpoint::default() };
-        broadcast(comm, (comm.rank() == root).then_some(checkpoint), root)?;
+        RunState::broadcast(comm, (comm.rank() == root).then(RunState::default), root)?;
         transfer(comm, None, false, None)?;
         Ok(())
     }

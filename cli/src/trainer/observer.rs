@@ -3,8 +3,10 @@
 use std::fmt::Arguments;
 
 use candle_core::Tensor;
+use girandole::trainer::ObserverState;
 use serde_json::Value;
 
+use crate::console::say;
 use crate::error::Result;
 
 /// Prints a line on standard output.
@@ -58,14 +60,21 @@ pub trait Observer {
     }
 
     /// Returns this observer's state for a checkpoint, such as a running loss. Floats that must be restored exactly
-    /// are best stored as their bits ([`f64::to_bits`]). Called on rank 0.
-    fn state(&self) -> Value {
-        Value::Null
+    /// are best stored as their bits ([`f64::to_bits`]). Called on the rank that reports.
+    ///
+    /// # Errors
+    /// Whatever ends the run.
+    fn state(&mut self) -> Result<ObserverState> {
+        Ok(ObserverState::default())
     }
 
-    /// Restores what [`state`](Self::state) returned, on every rank.
-    fn load_state(&mut self, state: &Value) {
-        let _ = state;
+    /// Restores what [`state`](Self::state) returned after so many steps, on every rank.
+    ///
+    /// # Errors
+    /// The state of another observer.
+    fn load_state(&mut self, steps: usize, state: ObserverState) -> Result<()> {
+        let _ = (steps, state);
+        Ok(())
     }
 }
 
@@ -116,17 +125,20 @@ impl<F: Fn(usize, usize, f64) -> String> Observer for Means<F> {
         step.say(format_args!("{}", (self.line)(epoch, batch, mean)))
     }
 
-    fn state(&self) -> Value {
-        serde_json::json!([self.sum.to_bits(), self.count])
+    fn state(&mut self) -> Result<ObserverState> {
+        let values = serde_json::json!([self.sum.to_bits(), self.count]);
+        Ok(ObserverState { values, ..ObserverState::default() })
     }
 
-    fn load_state(&mut self, state: &Value) {
-        let number = |place: usize| state.get(place).and_then(Value::as_u64).unwrap_or_default();
+    fn load_state(&mut self, _: usize, state: ObserverState) -> Result<()> {
+        let number = |place: usize| state.values.get(place).and_then(Value::as_u64).unwrap_or_default();
         (self.sum, self.count) = (f64::from_bits(number(0)), number(1) as usize);
+        Ok(())
     }
 }
 
 /// An epoch that begins or ends.
+#[derive(Clone, Copy)]
 pub struct Epoch<'a> {
     /// Index of the epoch, from 0.
     pub epoch: usize,
@@ -150,6 +162,7 @@ impl Epoch<'_> {
 }
 
 /// A step that has been taken.
+#[derive(Clone, Copy)]
 pub struct Step<'a> {
     /// The epoch, from 0.
     pub epoch: usize,
@@ -162,7 +175,12 @@ pub struct Step<'a> {
     pub(super) say: Say<'a>,
 }
 
-impl Step<'_> {
+impl<'a> Step<'a> {
+    /// Returns a step without a log.
+    pub(super) fn new(epoch: usize, batch: usize, tensor: &'a Tensor) -> Self {
+        Self { epoch, batch, tensor, value: None, say: &say }
+    }
+
     /// Returns the loss on a rank with a log; `None` on the others.
     pub fn value(&self) -> Option<f32> {
         self.value

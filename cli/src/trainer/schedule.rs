@@ -50,6 +50,9 @@ impl RunEnd {
     }
 }
 
+/// The settings of a checkpoint that are no options.
+pub(super) const COMMAND: &str = "command";
+const WORLD_SIZE: &str = "world_size";
 /// The option whose file is not read when a run is resumed.
 pub(super) const INIT: &str = "--init";
 /// Stands for the value of an option that is missing in a checkpoint or a run.
@@ -63,6 +66,20 @@ impl RunIdentity {
         settings: impl IntoIterator<Item = (String, String)>,
     ) -> Self {
         Self { command: command.into(), world_size, settings: settings.into_iter().collect(), end: None }
+    }
+
+    /// Returns the settings that checkpoints store.
+    pub(super) fn into_settings(self) -> BTreeMap<String, String> {
+        let own =
+            [(COMMAND.to_string(), self.command), (WORLD_SIZE.to_string(), self.world_size.to_string())];
+        self.settings.into_iter().chain(own).collect()
+    }
+
+    /// Returns the identity of the run that has stored these settings.
+    pub(super) fn of_settings(mut settings: BTreeMap<String, String>) -> Self {
+        let command = settings.remove(COMMAND).unwrap_or_default();
+        let world_size = settings.remove(WORLD_SIZE).and_then(|ranks| ranks.parse().ok()).unwrap_or_default();
+        Self { command, world_size, settings, end: None }
     }
 
     /// Returns the first option in which this run differs from the saved one: its name, its value, the saved value.

@@ -7,9 +7,9 @@ use std::time::Instant;
 use comm::{Communicator, broadcast_object};
 use strategy::DistributedModel;
 use training::build::Model;
-use training::{Checkpoint, CheckpointConfig, Checkpoints, Contents};
+use training::{CheckpointConfig, Checkpoints, Contents};
 
-use super::consistency::{CheckpointExtra, OBSERVER, check_resume};
+use super::consistency::{CheckpointExtra, check_resume};
 use super::saver::{BackgroundSaver, Writing};
 use super::{CheckpointPlan, Done, Observer, ObserverState, Stop, StopCheck, Trainer};
 use crate::agreement::all_agree;
@@ -222,27 +222,17 @@ impl<M: Model> Trainer<'_, M> {
 
     fn save(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
         let Some(checkpoints) = &self.checkpoints.folder else { return Ok(()) };
-        let json = |value: serde_json::Result<serde_json::Value>| {
-            value.map_err(|error| Error::invalid("a checkpoint", "state", error.to_string()))
-        };
         observer.saving(self.done.step)?;
         let state = match self.model.mesh().world().rank() {
             0 => observer.state(),
             _ => Ok(ObserverState::default()),
         };
         let ObserverState { values, tensors } = all_agree(&**self.model.mesh().world(), state)?;
-        let tensors = if tensors.is_empty() { None } else { Some((OBSERVER.to_string(), tensors)) };
-        let checkpoint = Checkpoint {
-            epoch: self.batches.epoch(),
-            step: self.done.step as u64,
-            sampler: json(serde_json::to_value(self.batches.state()))?,
-            extra: json(serde_json::to_value(CheckpointExtra {
-                data: self.batches.data.fingerprint(),
-                settings: self.config.settings.clone(),
-                observer: values,
-            }))?,
-            tensors: tensors.into_iter().collect(),
-        };
+        let (data, settings) = (self.batches.data.fingerprint(), self.config.settings.clone());
+        let sampler = serde_json::to_value(self.batches.state())
+            .map_err(|error| Error::invalid("a checkpoint", "state", error.to_string()))?;
+        let extra = CheckpointExtra { data, settings, observer: values };
+        let checkpoint = extra.at(self.batches.epoch(), self.done.step as u64, sampler, tensors)?;
         let (step, folder) = match &mut self.checkpoints.writer {
             Writer::InBackground(saver) => {
                 // Before another copy is made, so that there is only one in memory.

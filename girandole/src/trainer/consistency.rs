@@ -1,34 +1,59 @@
 //! Consistency checks: a resumed run must have the same data, and all ranks the same configuration.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 
 use crate::settings::{Setting, setting_difference};
-use candle_core::Device;
+use candle_core::{Device, Tensor};
 use sampler::SamplerState;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use training::build::Model;
-use training::{AdamConfig, Contents, load_tensors};
+use training::{AdamConfig, Checkpoint, Contents, load_tensors};
 
 use super::{CheckpointPlan, Data, LearningRate, ObserverState, TrainConfig};
 use crate::{Error, Parallel, ParallelConfig, Result};
 
-/// What a checkpoint holds in addition to model and optimizer.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct CheckpointExtra {
-    pub(super) data: String,
+/// What a checkpoint holds in addition to model, optimizer and the position in the data.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct CheckpointExtra {
+    /// [`Data::fingerprint`]; empty if the program compares its data itself.
+    pub data: String,
+    /// The program's settings by name.
     #[serde(default)]
-    pub(super) settings: BTreeMap<String, String>,
+    pub settings: BTreeMap<String, String>,
+    /// [`ObserverState::values`].
     #[serde(default)]
-    pub(super) observer: Value,
+    pub observer: Value,
 }
 
 /// Name of the tensor set of an observer.
-pub(super) const OBSERVER: &str = "observer";
+const OBSERVER: &str = "observer";
 
 impl CheckpointExtra {
-    fn of(contents: &Contents) -> Result<Self> {
+    /// Returns the checkpoint of a step, without model and optimizer, with the tensors of an observer and the position in the
+    /// data.
+    ///
+    /// # Errors
+    /// A state that is no JSON.
+    pub fn at(
+        &self,
+        epoch: u64,
+        step: u64,
+        sampler: Value,
+        tensors: HashMap<String, Tensor>,
+    ) -> Result<Checkpoint> {
+        let extra = serde_json::to_value(self)
+            .map_err(|error| Error::invalid("a checkpoint", "state", error.to_string()))?;
+        let tensors = if tensors.is_empty() { None } else { Some((OBSERVER.to_string(), tensors)) };
+        Ok(Checkpoint { epoch, step, sampler, extra, tensors: tensors.into_iter().collect() })
+    }
+
+    /// Reads it from a checkpoint.
+    ///
+    /// # Errors
+    /// A checkpoint without it.
+    pub fn of(contents: &Contents) -> Result<Self> {
         let extra = strategy::checkpoint::extra(contents).cloned().unwrap_or_default();
         serde_json::from_value(extra).map_err(|error| {
             let problem = format!("it was not written by a training of this kind: {error}");

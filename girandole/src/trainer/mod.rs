@@ -69,7 +69,7 @@ use crate::{Parallel, Result};
 
 pub use checkpoints::claim_checkpoints;
 pub use config::{CheckpointPlan, Replacement, TrainConfig};
-pub use consistency::{ChangedSetting, check_resume, observer_state};
+pub use consistency::{ChangedSetting, CheckpointExtra, check_resume, observer_state};
 pub use data::Data;
 pub use elastic::{Joining, size_with_new_ranks, wait_for_new_ranks};
 pub use evaluate::evaluate;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use candle_nn::{Module, Optimizer};
 use cli::prelude::*;
 use cli::run_log::{LogConfig, RunLog};
-use cli::trainer::{RunEnd, SingleProcess};
+use cli::trainer::{Logged, RunEnd, SingleProcess};
 use comm::internal::peak_rss_bytes;
 use launch::machine::gpu_count;
 use ops::{backward, mse};
@@ -41,16 +41,18 @@ pub(super) fn run(
     let steps_per_epoch = loader.len();
     let (keep, steps) = (options.common.report.is_some(), options.epochs.saturating_mul(steps_per_epoch));
     let log = LogConfig { run: Some(RUN), keep, steps, ..LogConfig::default() };
-    let mut log = RunLog::new(&log, metrics.as_deref_mut());
+    let log = RunLog::new(&log, metrics.as_deref_mut());
     let step = |(x, y): &Batch| {
         let loss = mse(&model.forward(x)?, y)?;
         optimizer.step(&backward(&loss)?)?;
         Ok(loss)
     };
     let mut trainer = Trainer::new(SingleProcess::new(step), loader);
-    trainer.train(RunEnd::Epochs(options.epochs), Some(&mut log), &mut Means::new(PRINT_EVERY, line))?;
+    let mut means = Means::new(PRINT_EVERY, line);
+    let mut logged = Logged::new(Some(log), &mut means);
+    trainer.train(RunEnd::Epochs(options.epochs), &mut logged)?;
     let seconds = began.elapsed().as_secs_f64();
-    let series = log.finish();
+    let series = logged.finish();
 
     if let Some(metrics) = metrics {
         let peak: Vec<u64> = peak_rss_bytes().into_iter().collect();

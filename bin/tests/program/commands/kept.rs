@@ -189,7 +189,7 @@ fn a_launched_job_with_damaged_losses_is_not_tried_again() {
             let folder = Folder::new();
             let dir = folder.argument("c");
             succeed(girandole().args(run(at, &dir, "2")));
-            let file = Path::new(&dir).join("checkpoint-00000002/log.safetensors");
+            let file = Path::new(&dir).join("checkpoint-00000002/observer.safetensors");
             damage(&file).unwrap();
             let launch = ["launch", "--nproc-per-node", "2", "--max-restarts", "2", "--"];
             let mut command = girandole();

@@ -308,7 +308,7 @@ fn a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_offered() {
         let bytes = std::fs::read(path).unwrap();
         std::fs::write(path, &bytes[..bytes.len() - 1]).unwrap();
     };
-    for name in ["rank-00000.safetensors", "log.safetensors", "checkpoint.json"] {
+    for name in ["rank-00000.safetensors", "observer.safetensors", "checkpoint.json"] {
         for damage in [&flip as &dyn Fn(&Path), &cut] {
             let folder = Folder::new();
             let (dir, arguments) = keeping(&folder);

@@ -58,7 +58,9 @@ fn other_runs_and_damaged_checkpoints_are_refused() {
         let expected = format!("error: {option}: got {value}; the run in {dir} began with {then}");
         assert!(line.starts_with(&expected), "{line}");
     }
-    for name in ["rank-00000.safetensors", "rank-00001.safetensors", "log.safetensors", "checkpoint.json"] {
+    for name in
+        ["rank-00000.safetensors", "rank-00001.safetensors", "observer.safetensors", "checkpoint.json"]
+    {
         let file = Path::new(&dir).join("checkpoint-00000002").join(name);
         let whole = std::fs::read(&file).unwrap();
         let mut bytes = whole.clone();

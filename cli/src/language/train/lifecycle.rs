@@ -19,7 +19,6 @@ use report::metrics::MetricsWriter;
 use training::{Checkpoints, Contents};
 
 use crate::language::job::{Job, Subject};
-use crate::language::log_state;
 use crate::language::options::TrainOptions;
 use crate::language::speed::Speed;
 use crate::language::trained;
@@ -115,11 +114,8 @@ pub(super) fn resume(
     trainer.resume(&contents).map_err(with_fallback_hint)?;
     check_steps(options, trainer.step())?;
     if let Some(log) = &mut log {
-        log_state::resume(
-            log,
-            trainer.step(),
-            trainer::observer_state(&contents).map_err(with_fallback_hint)?,
-        )?;
+        let state = trainer::observer_state(&contents).map_err(with_fallback_hint)?;
+        log.restore(trainer.step(), state)?;
     }
     if let (Some(log), true) = (log, rank.is_first()) {
         log.cut(trainer.epoch() as usize, trainer.step())?;

@@ -3,18 +3,19 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use candle_core::Tensor;
 use comm::{Communicator, all_gather_object};
 use girandole::trainer::{size_with_new_ranks, wait_for_new_ranks};
 
+use crate::agreement::RunningJob;
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::options::ElasticRanks;
 use crate::rank::{Rank, RankPhase};
-use crate::run_log::RunLog;
 
 use super::Run;
-use crate::trainer::newcomer::{add_options, ahead};
-use crate::trainer::{Position, RunIdentity, Source, Step, Strategy, Trainer, Whole, line_printer};
+use crate::trainer::newcomer::ahead;
+use crate::trainer::{Position, RunIdentity, Source, Strategy, Trainer, Whole};
 
 /// Checks for newcomers between steps.
 pub(in crate::trainer) struct NewcomerCheck {
@@ -67,7 +68,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         loop {
             let outcome = match self.is_paused() {
                 true => self.admit_newcomers(rank, run),
-                false => self.train(run.config.end, run.log.as_mut(), run.observer),
+                false => self.train(run.config.end, &mut run.logged),
             };
             match outcome {
                 Ok(()) if self.is_paused() || !run.config.end.is_reached(self.at) => {}
@@ -175,7 +176,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         self.make_first_the_reporter(rank, run)?;
         if self.at.epoch > at.epoch {
             // Now that the log is the reporter's, and checkpoints have their writer.
-            self.finish_epoch(at.epoch, steps, run.log.as_mut(), run.observer)?;
+            self.finish_epoch(at.epoch, steps, &mut run.logged)?;
         }
         if new.is_empty() { Ok(()) } else { self.send_state_to_newcomers(rank, &new, run) }
     }
@@ -183,14 +184,11 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// Sends newcomers the whole state; they receive it as if reading a checkpoint.
     fn send_state_to_newcomers(&mut self, rank: &Rank, new: &[usize], run: &mut Run<'_, '_>) -> Result<()> {
         let identity = RunIdentity { world_size: rank.comm.world_size(), ..run.config.run.clone() };
-        let own = match rank.is_first() {
-            true => {
-                let mut own = self.snapshot(&identity, 0, run.log.as_mut(), run.observer)?;
-                add_options(&mut own, &*rank.comm)?;
-                Some(own)
-            }
+        let mut own = match rank.is_first() {
+            true => Some(self.state(&identity, &mut run.logged)?),
             false => None,
         };
+        own.iter_mut().for_each(|own| own.job = Some(RunningJob::of(&*rank.comm)));
         self.share(&*rank.comm, own, 0, false)?;
         self.whole()?.check()?;
         if rank.is_first() {
@@ -212,7 +210,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let steps: Vec<Option<usize>> = all_gather_object(comm, &Some(self.position().step))?;
         let Some(ahead) = ahead(&steps) else { return Ok(()) };
         let own = match comm.rank() == ahead {
-            true => Some(self.snapshot(&run.config.run, self.taken, run.log.as_mut(), run.observer)?),
+            true => Some(self.state(&run.config.run, &mut run.logged)?),
             false => None,
         };
         let is_behind = steps[comm.rank()] < steps[ahead];
@@ -222,10 +220,9 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
                 // This rank computed the step's loss before the exchange of gradients failed, so it can still be
                 // logged.
                 if let Some((_, loss)) = self.whole()?.latest().cloned().filter(|(at, _)| *at == self.at) {
-                    self.log_step(Some(&loss), run.log.as_mut(), run.observer)?;
+                    self.observe_step(Some(&loss), &mut run.logged)?;
                 }
-                self.set_state(&state, None, run.observer)?;
-                self.taken = 0;
+                self.set_state(state, &mut run.logged.without_log())?;
                 Ok(())
             }
             None => Ok(()),
@@ -242,32 +239,10 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         if !rank.is_first() {
             return Ok(());
         }
-        if run.log.as_ref().is_some_and(RunLog::is_muted) {
-            self.take_over(run)?;
-        }
+        let (at, logged) = (self.at, self.logged);
+        // The lost rank may not have logged the last step.
+        let is_last = |last: &&(Position, Tensor)| logged < at.step && last.0.step + 1 == at.step;
+        run.logged.take_over(at, self.whole()?.latest().filter(is_last).cloned())?;
         self.keep(run.config, identity)
-    }
-
-    /// Makes this rank the reporter in place of a lost one, and logs the last step if the lost rank had not.
-    fn take_over(&mut self, run: &mut Run<'_, '_>) -> Result<()> {
-        let Some(log) = &mut run.log else { return Ok(()) };
-        let Position { epoch, batch, step } = self.at;
-        log.take_over(step, (epoch, batch))?;
-        let logged = self.logged;
-        let missing = self.whole()?.latest().filter(|(at, _)| logged < step && at.step + 1 == step);
-        let Some((Position { epoch, batch, .. }, tensor)) = missing.cloned() else { return Ok(()) };
-        if log.has(epoch, batch)? == Some(true) {
-            return Ok(());
-        }
-        let loss = tensor.to_scalar::<f32>()?;
-        log.cut(epoch, batch)?;
-        log.write_again((epoch, batch), loss, None)?;
-        run.observer.stepped(&Step {
-            epoch,
-            batch,
-            tensor: &tensor,
-            value: Some(loss),
-            say: &line_printer(run.log.as_ref()),
-        })
     }
 }

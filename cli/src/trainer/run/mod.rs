@@ -16,11 +16,11 @@ use crate::options::{CheckpointOptions, ElasticRanks};
 use crate::rank::{Rank, RankPhase, Stopwatch};
 use crate::run_log::{LogConfig, RunLog};
 
-use super::checkpoint::without_model;
-use super::newcomer::check_options;
+use super::checkpoint::RunState;
 use super::schedule::EVERY;
 use super::{
-    CheckpointSchedule, Observer, Position, RunEnd, RunIdentity, Source, Strategy, Trainer, first_choice,
+    CheckpointSchedule, Logged, Observer, Position, RunEnd, RunIdentity, Source, Strategy, Trainer,
+    first_choice,
 };
 
 pub(super) use elastic::NewcomerCheck;
@@ -57,8 +57,7 @@ pub struct RunConfig<'a> {
 /// The state of a run outside its trainer.
 struct Run<'a, 'l> {
     config: &'a RunConfig<'a>,
-    log: Option<RunLog<'l>>,
-    observer: &'a mut dyn Observer,
+    logged: Logged<'a, 'l>,
     watch: Stopwatch,
 }
 
@@ -130,7 +129,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             (config.page)(RunSeries { name, world_size, steps_per_epoch, ..RunSeries::default() })
         };
         let log = (prints || at_once).then(|| RunLog::new(&log, metrics.as_mut()).with_page(page()));
-        let mut run = Run { config, log, observer, watch: rank.stopwatch() };
+        let mut run = Run { config, logged: Logged::new(log, observer), watch: rank.stopwatch() };
         self.begin(found.as_ref(), rank, &mut run)?;
         if let (true, Some(model)) = (rank.newcomer, self.strategy.whole()) {
             // Collective: the other ranks call it when they send the state.
@@ -145,7 +144,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         // From here on a signal ends the rank at once.
         drop(signals);
         let (ran, done) = self.end(rank, begun, before, &mut run, work)?;
-        let series = run.log.map(RunLog::finish).unwrap_or_default();
+        let series = run.logged.finish();
         rank.metrics = metrics;
         let world_size = rank.comm.world_size();
         let (name, seconds) = (self.strategy.name(world_size), ran.series.seconds);
@@ -174,22 +173,23 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
 
     /// Resumes from a checkpoint, if one was found, and enables new checkpoints.
     fn begin(&mut self, found: Option<&Contents>, rank: &Rank, run: &mut Run<'_, '_>) -> Result<()> {
-        let Run { config, log, observer, .. } = run;
+        let Run { config, logged, .. } = run;
         let is_whole = self.strategy.whole().is_some();
         if let Some(contents) = found {
             self.strategy.load(contents)?;
         }
-        let mut state = found.map(without_model).transpose()?;
+        let mut state = found.map(RunState::read).transpose()?;
         if is_whole {
             // Rank 0 reads it for all, since the folder need not exist on every host; or a running job sends its state.
             state = self.share(&*rank.comm, state, 0, !rank.is_first())?;
         }
-        if let (true, Some(state)) = (rank.newcomer, &state) {
-            check_options(state, &*rank.comm)?;
+        if let Some(job) = state.as_mut().and_then(|state| state.job.take()) {
+            // A newcomer with other options leaves, and the others go on without it.
+            job.check(&*rank.comm)?;
         }
-        let then = state.map(|state| self.set_state(&state, log.as_mut(), *observer)).transpose()?;
-        if let (Some(log), true) = (log.as_mut().filter(|log| !log.is_muted()), config.checkpoints.resumes())
-        {
+        let then = state.map(|state| self.set_state(state, logged)).transpose()?;
+        let log = logged.log.as_mut().filter(|log| !log.is_muted());
+        if let (Some(log), true) = (log, config.checkpoints.resumes()) {
             log.cut(self.at.epoch, self.at.batch)?;
             note(format_args!("{}", self.resume_note(config, then)?));
         }
@@ -251,8 +251,8 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             break done;
         };
         rank.stage = RankPhase::Trained;
-        let whole = seconds + run.log.as_ref().map_or(0.0, RunLog::before);
-        if let Some(log) = &mut run.log {
+        let whole = seconds + run.logged.log.as_ref().map_or(0.0, RunLog::before);
+        if let Some(log) = &mut run.logged.log {
             rank.write_summary(run.config.name, log.metrics(), whole)?;
         }
         let series = RunSeries { seconds: whole, ..RunSeries::default() };
