@@ -90,21 +90,9 @@ impl RunIdentity {
         let options = self.settings.keys().chain(saved.settings.keys());
         let mut pairs = options
             .map(|option| (option.as_str(), value(&self.settings, option), value(&saved.settings, option)));
-        pairs.find(|(option, own, saved)| {
-            own != saved && !is_unhashed(own, saved) && !(*option == INIT && is_init_omitted(own, saved))
-        })
+        // Initial weights need not be given again.
+        pairs.find(|(option, own, saved)| own != saved && !(*option == INIT && *own == NO_INIT))
     }
-}
-
-/// Whether the saved value only says that there was a file or folder, without a hash, as early checkpoints did.
-fn is_unhashed(own: &str, saved: &str) -> bool {
-    ["a file", "a folder"].contains(&saved) && own.starts_with(saved)
-}
-
-/// Whether a difference in `--init` is allowed: it is not given now, as it need not be, or the checkpoint predates
-/// recording it.
-fn is_init_omitted(own: &str, saved: &str) -> bool {
-    own == NO_INIT || saved == UNKNOWN
 }
 
 /// Default number of steps between checkpoints without epochs; the help of `--checkpoint-every` states the same number.
@@ -158,22 +146,16 @@ mod tests {
         let more = run(&[("--lr", "0.1"), ("--seed", "42"), ("--mask", "none")]);
         assert_eq!(own.difference(&more), Some(("--mask", "nothing", "none")));
         assert_eq!(more.difference(&own), Some(("--mask", "none", "nothing")));
-        let [first, second, old, random] =
-            ["a file with SHA-256 12", "a file with SHA-256 13", "a file", "random data"]
-                .map(|data| run(&[("--data", data)]));
-        assert!(first.difference(&second).is_some() && first.difference(&random).is_some());
-        assert_eq!(first.difference(&old), None);
-        assert!(random.difference(&old).is_some() && old.difference(&random).is_some());
+        let [first, second] =
+            ["a file with SHA-256 12", "a file with SHA-256 13"].map(|data| run(&[("--data", data)]));
+        assert!(first.difference(&second).is_some());
     }
 
     #[test]
     fn initial_weights_that_are_given_again_are_the_same() {
         let [none, first, second] = [NO_INIT, "a file with SHA-256 12", "a file with SHA-256 13"]
             .map(|init| RunIdentity::new("x", 2, [(INIT.into(), init.to_string())]));
-        let before = RunIdentity::new("x", 2, []);
-        for (own, saved) in
-            [(&none, &first), (&first, &first), (&none, &none), (&first, &before), (&none, &before)]
-        {
+        for (own, saved) in [(&none, &first), (&first, &first), (&none, &none)] {
             assert_eq!(own.difference(saved), None);
         }
         assert!(first.difference(&second).is_some() && first.difference(&none).is_some());
