@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use candle_core::DType;
 use comm::internal::LineDifference;
-use strategy::ParameterDifference;
 
 /// An error of data-parallel training. Errors are `Clone`: after a failure, a [`crate::Ddp`] returns the first cause from
 /// every later call.
@@ -80,9 +79,6 @@ pub enum Error {
         place = .0.place
     )]
     ModelMismatch(LineDifference),
-    /// The values of a parameter differ between ranks. Every rank returns this same error, and may continue.
-    #[error(transparent)]
-    ParametersDiffer(#[from] Box<ParameterDifference>),
     /// A weight that is negative or not finite.
     #[error(
         "backward_weighted: got weight {weight}; it is the number of samples or tokens over which the loss is a mean: a \

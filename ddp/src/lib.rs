@@ -133,4 +133,4 @@ pub use config::DdpConfig;
 pub use error::{Error, Result};
 pub use model::Ddp;
 pub use parameter::Parameter;
-pub use strategy::{DistributedModel, ParameterDifference};
+pub use strategy::DistributedModel;

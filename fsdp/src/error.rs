@@ -177,9 +177,6 @@ pub enum Error {
         /// A rank of the largest group that agrees, for comparison.
         rank: usize,
     },
-    /// Replicas of a shard differ. Every rank returns this same error, and may continue.
-    #[error(transparent)]
-    ParametersDiffer(#[from] Box<strategy::ParameterDifference>),
     /// A candle operation failed.
     #[error("{operation}: {source}")]
     Tensor {

@@ -1,6 +1,6 @@
 //! Checks that replicas of the shards are still equal.
 
-use strategy::{first_of, parameter_difference};
+use strategy::check_replicas;
 
 use crate::{Fsdp, Result};
 
@@ -14,19 +14,14 @@ impl<M> Fsdp<M> {
     /// of one shard.
     ///
     /// # Errors
-    /// [`Error::ParametersDiffer`](crate::Error::ParametersDiffer), the same on every rank, names the first parameter whose
+    /// [`strategy::Error::ParametersDiffer`], the same on every rank, names the first parameter whose
     /// shard differs, the ranks, the element of the shard and both values. Training can continue after it. Failures of
     /// communication.
     pub fn check_parameters(&self) -> Result<()> {
         let core = self.core();
-        let found = core.between_passes(|| {
-            let shards = core.params().map(|param| (&*param.name, param.shard.as_tensor()));
-            let own = match &core.groups.dp {
-                Some(copies) => parameter_difference(&**copies, &shards.collect::<Vec<_>>())?,
-                None => None,
-            };
-            Ok(first_of([&*core.groups.world], own)?)
-        });
-        found?.map_or(Ok(()), |(_, difference)| Err(Box::new(difference).into()))
+        core.between_passes(|| {
+            let shards = core.params().map(|param| (&*param.name, param.shard.as_tensor())).collect();
+            Ok(check_replicas(&[&*core.groups.world], &[(core.groups.dp.as_deref(), shards)])?)
+        })
     }
 }

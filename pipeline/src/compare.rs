@@ -1,8 +1,7 @@
 //! The check that replicated parameters are equal.
 
 use candle_core::{Tensor, Var};
-use comm::Communicator;
-use strategy::{DistributedModel, first_of, parameter_difference};
+use strategy::{DistributedModel, check_replicas};
 
 use crate::{Pipeline, Result};
 
@@ -17,29 +16,24 @@ impl Pipeline {
     /// broadcast of one variable.
     ///
     /// # Errors
-    /// [`Error::ParametersDiffer`](crate::Error::ParametersDiffer), the same on every rank, names a variable that differs, the ranks, the element and both
+    /// [`strategy::Error::ParametersDiffer`], the same on every rank, names a variable that differs, the ranks, the element and both
     /// values. Training can continue after it. Otherwise as [`grad_norm`](DistributedModel::grad_norm).
     pub fn check_parameters(&self) -> Result<()> {
         self.check()?;
         let divided = self.divided_for("a comparison of parameters")?;
         let vars = self.named_vars();
-        let listed = |vars: &mut dyn Iterator<Item = &(String, Var)>, among: Option<&dyn Communicator>| {
-            let Some(among) = among else { return Ok(None) };
-            let tensors: Vec<(&str, &Tensor)> = vars.map(|(name, var)| (&**name, var.as_tensor())).collect();
-            parameter_difference(among, &tensors)
+        let all = |keep: &dyn Fn(&Var) -> bool| -> Vec<(&str, &Tensor)> {
+            let kept = vars.iter().filter(|(_, var)| keep(var));
+            kept.map(|(name, var)| (&**name, var.as_tensor())).collect()
         };
-        // All comparisons are made, whatever is found: the other ranks of each group wait for this one.
-        let mut found = vec![listed(&mut vars.iter(), self.groups().dp.as_deref())?];
-        let mut whole = vars.iter().filter(|(_, var)| !divided.contains_key(&var.id()));
-        found.push(listed(&mut whole, self.groups().tp.as_deref())?);
+        let groups = self.groups();
+        let mut held = vec![
+            (groups.dp.as_deref(), all(&|_| true)),
+            (groups.tp.as_deref(), all(&|var| !divided.contains_key(&var.id()))),
+        ];
         for (tied, among) in self.ties().iter().map(|tie| tie.local_and_group()) {
-            let mut first =
-                vars.iter().filter(|(_, var)| tied.first().is_some_and(|tied| tied.id() == var.id()));
-            found.push(listed(&mut first, among)?);
+            held.push((among, all(&|var| tied.first().is_some_and(|tied| tied.id() == var.id()))));
         }
-        match first_of(self.groups().all(), found.into_iter().flatten().next())? {
-            Some((_, difference)) => Err(Box::new(difference).into()),
-            None => Ok(()),
-        }
+        Ok(check_replicas(&groups.all().collect::<Vec<_>>(), &held)?)
     }
 }

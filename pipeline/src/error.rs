@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use strategy::ParameterDifference;
-
 /// An error of pipeline parallelism. Errors are `Clone`: after a failure, a [`crate::Pipeline`] returns the first cause from
 /// every later call.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -120,9 +118,6 @@ pub enum Error {
         /// The operation that needs to know.
         what: &'static str,
     },
-    /// The values of a variable differ between ranks that hold it. Every rank returns this same error, and may continue.
-    #[error(transparent)]
-    ParametersDiffer(#[from] Box<ParameterDifference>),
     /// An error of what the strategies share, such as checkpoints.
     #[error(transparent)]
     Strategy(strategy::Error),

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use candle_core::{Device, Tensor};
+use candle_core::backprop::GradStore;
+use candle_core::{Device, Tensor, Var};
 use tracing::Span;
 
 use comm::{Communicator, Operation, ReduceOp, Result, Work};
@@ -123,4 +124,36 @@ impl BucketAverage {
 
 fn combine(flags: Tensor) -> Operation {
     Operation::AllReduce { tensor: flags, op: ReduceOp::Max }
+}
+
+/// Replaces gradients by their means over the ranks of `comm`. A variable of which no rank has a gradient has none afterwards;
+/// where only some ranks have one, it counts as zero on the others. Every rank passes the same variables, in the same order.
+///
+/// # Cost
+/// Two all-reduces: of a byte for each variable, and of the gradients.
+///
+/// # Errors
+/// Failures of communication.
+pub fn average_gradients(
+    comm: &Arc<dyn Communicator>,
+    vars: &[Var],
+    gradients: &mut GradStore,
+) -> Result<()> {
+    let Some(first) = vars.first() else { return Ok(()) };
+    let mut average = BucketAverage::new(comm.clone(), usize::MAX);
+    let own: Vec<bool> = vars.iter().map(|var| gradients.get(var).is_some()).collect();
+    let any = average.any(&own, first.device())?;
+    average.wait()?;
+    for (var, any) in vars.iter().zip(any.to_vec1::<u8>()?) {
+        if any == 0 {
+            continue;
+        }
+        let own = match gradients.remove(var) {
+            Some(gradient) => gradient.contiguous()?,
+            None => var.as_detached_tensor().zeros_like()?,
+        };
+        average.add(&own)?;
+        gradients.insert(var, own);
+    }
+    average.wait()
 }

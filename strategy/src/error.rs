@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::ParameterDifference;
+
 /// An error of what the strategies share.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -46,6 +48,10 @@ pub enum Error {
         /// The norm of all gradients together.
         norm: f64,
     },
+    /// The values of a parameter, or of a part of it, differ between ranks that hold the same. Every rank returns this same
+    /// error, and may continue.
+    #[error(transparent)]
+    ParametersDiffer(Box<ParameterDifference>),
     /// An error of `training`: of an optimizer or a tensor file.
     #[error(transparent)]
     Training(Arc<training::Error>),

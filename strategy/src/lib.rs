@@ -30,12 +30,12 @@ use agreement::place;
 use checkpoint::{DeferredSnapshot, RANK_FILE, Snapshot, load};
 
 pub use agreement::{all_agree, all_agree_with, first_of};
-pub use average::BucketAverage;
+pub use average::{BucketAverage, average_gradients};
 pub use error::{Error, Result};
 pub use keep_alive::with_keep_alive;
 pub use piece::Piece;
 pub use region::Region;
-pub use replicas::{ParameterDifference, parameter_difference};
+pub use replicas::{ParameterDifference, check_replicas};
 
 /// A model on several ranks, each of which holds some elements of its parameters.
 ///

@@ -4,6 +4,8 @@
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use serde::{Deserialize, Serialize};
 
+use crate::{Error, first_of};
+
 use comm::internal::{Digest, all_gather_words, odd_one};
 use comm::{Communicator, Operation, Result};
 
@@ -37,33 +39,51 @@ pub struct ParameterDifference {
     pub odd_ranks: Vec<usize>,
 }
 
-/// Compares tensors of floats that should be the same on every rank of the group, bit for bit. Returns `None` if they
-/// are equal, else a difference that is the same on every rank. Every rank of the group must call it, with tensors of
-/// the same shapes in the same order.
+/// Checks that ranks hold the same values, bit for bit. `held` has groups of ranks, and the tensors of floats that should be the
+/// same on all ranks of each: of the same shapes, in the same order, with names. `None` stands for a group of this rank alone.
+/// `all` are the groups that together are all ranks; none if the one group in `held` has them all. Call on every rank.
 ///
 /// # Cost
-/// One pass over the tensors, and an all-gather of 8 bytes a rank. Only where they differ: 8 bytes for each tensor, then a
+/// One pass over the tensors, and all-gathers of a few bytes. Only where they differ: 8 bytes for each tensor, then a
 /// broadcast of one tensor.
 ///
 /// # Errors
-/// Those of [`Communicator::run`].
+/// On every rank the same [`Error::ParametersDiffer`], which names a tensor that differs; failures of communication.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
 /// use comm::{Communicator, Local};
-/// use strategy::parameter_difference;
+/// use strategy::check_replicas;
 ///
 /// let messages = Local::run(3, |comm| {
 ///     let bias = Tensor::new(&[0f32, if comm.rank() == 2 { 0.5 } else { 0.25 }], &Device::Cpu)?;
-///     let difference = parameter_difference(comm, &[("bias", &bias)])?;
-///     Ok(difference.map(|difference| difference.to_string()).unwrap_or_default())
+///     let checked = check_replicas(&[], &[(Some(comm as &dyn Communicator), vec![("bias", &bias)])]);
+///     Ok(checked.map_err(|error| error.to_string()).unwrap_err())
 /// })?;
 /// assert!(messages[0].starts_with(
 ///     "parameter bias is not the same on every rank: at [1] rank 2 has 0.5, and rank 0 has 0.25"
 /// ));
 /// # Ok::<(), comm::Error>(())
 /// ```
-pub fn parameter_difference(
+pub fn check_replicas(
+    all: &[&dyn Communicator],
+    held: &[(Option<&dyn Communicator>, Vec<(&str, &Tensor)>)],
+) -> crate::Result<()> {
+    let mut found = None;
+    for (among, tensors) in held {
+        // Whatever is found: the other ranks of each group wait for this one.
+        let differs = among.map_or(Ok(None), |among| parameter_difference(among, tensors))?;
+        found = found.or(differs);
+    }
+    if !all.is_empty() {
+        found = first_of(all.iter().copied(), found)?.map(|(_, difference)| difference);
+    }
+    found.map_or(Ok(()), |difference| Err(Error::ParametersDiffer(Box::new(difference))))
+}
+
+/// Compares tensors over the ranks of a group. Returns `None` if they are equal, else a difference that is the same on every
+/// rank.
+fn parameter_difference(
     comm: &dyn Communicator,
     tensors: &[(&str, &Tensor)],
 ) -> Result<Option<ParameterDifference>> {

@@ -14,7 +14,6 @@ use training::build::RangeReader;
 use training::internal::{Runs, lock};
 use training::{TensorFile, TorchInit};
 
-use crate::averaging::{Averaging, Weight};
 use crate::context::check_own_backward;
 use crate::division::Division;
 use crate::parameter::Parameter;
@@ -77,7 +76,7 @@ impl Weights {
         let alone = Local::group(1, &LocalConfig::default())?.remove(0);
         let context = Context::new(Arc::new(alone), config.sequence_parallel, RandomStreams::new(0, 0, 0));
         let source = Source::Outline(TensorFile::open(path)?, BTreeSet::new());
-        let builder = ShardBuilder::of(source, config, context, None);
+        let builder = ShardBuilder::of(source, config, context, false);
         build(builder.clone())?;
         builder.finish().map(drop)
     }
@@ -88,7 +87,8 @@ struct Inner {
     parameters: Mutex<Vec<Parameter>>,
     device: Device,
     context: Context,
-    averaging: Option<Arc<Averaging>>,
+    /// Whether gradients of all weights are averaged over replicas.
+    is_averaged: bool,
 }
 
 /// Corresponds to `VarBuilder` for a single process: supplies each layer with this rank's part of a weight, by name.
@@ -106,7 +106,7 @@ impl ShardBuilder {
         weights: &Weights,
         config: &TensorParallelConfig,
         context: Context,
-        averaging: Option<Arc<Averaging>>,
+        is_averaged: bool,
     ) -> Result<Self> {
         let source = match weights {
             Weights::Random(generator) => {
@@ -117,18 +117,13 @@ impl ShardBuilder {
             Weights::File(path) => Source::File(TensorFile::open(path)?, BTreeSet::new()),
             Weights::Parts(WeightParts(source)) => Source::Parts(source.clone()),
         };
-        Ok(Self::of(source, config, context, averaging))
+        Ok(Self::of(source, config, context, is_averaged))
     }
 
-    fn of(
-        source: Source,
-        config: &TensorParallelConfig,
-        context: Context,
-        averaging: Option<Arc<Averaging>>,
-    ) -> Self {
+    fn of(source: Source, config: &TensorParallelConfig, context: Context, is_averaged: bool) -> Self {
         let (source, parameters) = (Mutex::new(source), Mutex::default());
         let (dtype, device) = (config.dtype, config.device.clone());
-        let inner = Inner { source, parameters, device, context, averaging };
+        let inner = Inner { source, parameters, device, context, is_averaged };
         Self { inner: Arc::new(inner), prefix: String::new(), dtype, frozen: false }
     }
 
@@ -137,7 +132,7 @@ impl ShardBuilder {
     pub(crate) fn external(builder: VarBuilder<'static>, asked: RequestedDivision, context: Context) -> Self {
         let (dtype, device) = (builder.dtype(), builder.device().clone());
         let (source, parameters) = (Mutex::new(Source::Elsewhere(builder, asked)), Mutex::default());
-        let inner = Inner { source, parameters, device, context, averaging: None };
+        let inner = Inner { source, parameters, device, context, is_averaged: false };
         Self { inner: Arc::new(inner), prefix: String::new(), dtype, frozen: false }
     }
 
@@ -190,29 +185,7 @@ impl ShardBuilder {
     /// A dimension that is not divisible by the number of ranks; a file that lacks the tensor, or contains it with another
     /// shape or dtype.
     pub fn get(&self, dims: impl Into<Shape>, name: &str, init: Init, split: Split) -> Result<Tensor> {
-        Ok(self.parameter(dims.into(), name, init, split.into())?.0)
-    }
-
-    /// Returns the weight for a layer that computes the weight's gradient itself.
-    pub(crate) fn weight(
-        &self,
-        dims: impl Into<Shape>,
-        name: &str,
-        init: Init,
-        division: impl Into<Division>,
-    ) -> Result<Weight> {
-        let (value, index) = self.parameter(dims.into(), name, init, division.into())?;
-        let index = index.filter(|_| !self.frozen);
-        let (Some(averaging), Some(index)) = (&self.inner.averaging, index) else {
-            return Ok(Weight::new(value, None));
-        };
-        let parameter = &mut lock(&self.inner.parameters)[index];
-        let token = match &parameter.token {
-            Some(token) => token.clone(),
-            None => averaging.token(index, &parameter.var)?,
-        };
-        parameter.token = Some(token.clone());
-        Ok(Weight::new(value, Some((token, index, averaging.clone()))))
+        self.parameter(dims, name, init, split)
     }
 
     /// Returns a weight that every rank holds whole and applies to activations between the divided layers, such as a norm's.
@@ -224,35 +197,28 @@ impl ShardBuilder {
     pub fn get_between(&self, dims: impl Into<Shape>, name: &str, init: Init) -> Result<Tensor> {
         let summed = self.inner.context.sequence_parallel() && self.inner.context.ranks() > 1;
         let division = Division { summed, ..Split::Whole.into() };
-        Ok(self.parameter(dims.into(), name, init, division)?.0)
+        self.parameter(dims, name, init, division)
     }
 
-    /// Returns a weight, and its index among the parameters; `None` if it is owned by another builder.
+    /// Returns this rank's part of a weight; without a gradient if it is frozen.
     pub(crate) fn parameter(
         &self,
-        shape: Shape,
+        dims: impl Into<Shape>,
         name: &str,
         init: Init,
-        division: Division,
-    ) -> Result<(Tensor, Option<usize>)> {
-        let (value, index) = self.find(shape, name, init, division)?;
-        Ok((if self.frozen { value.detach() } else { value }, index))
+        division: impl Into<Division>,
+    ) -> Result<Tensor> {
+        let value = self.find(dims.into(), name, init, division.into())?;
+        Ok(if self.frozen { value.detach() } else { value })
     }
 
-    fn find(
-        &self,
-        shape: Shape,
-        name: &str,
-        init: Init,
-        division: Division,
-    ) -> Result<(Tensor, Option<usize>)> {
+    fn find(&self, shape: Shape, name: &str, init: Init, division: Division) -> Result<Tensor> {
         let Division { split, summed, .. } = division;
         let (name, dims) = (format!("{}{name}", self.prefix), shape.dims().to_vec());
         let mut parameters = lock(&self.inner.parameters);
-        if let Some(index) = parameters.iter().position(|known| known.name == name) {
-            let known = &parameters[index];
+        if let Some(known) = parameters.iter().find(|known| known.name == name) {
             if known.dims == dims && known.split == split {
-                return Ok((known.var.as_tensor().clone(), Some(index)));
+                return Ok(known.var.as_tensor().clone());
             }
             let got = format!("{dims:?}, {split:?}");
             let help = format!("before, it was asked for as {:?}, {:?}", known.dims, known.split);
@@ -279,8 +245,8 @@ impl ShardBuilder {
                 asked_for.insert(name.clone());
                 let var = Var::zeros((), self.dtype, &Device::Cpu)?;
                 let tensor = var.broadcast_as(&dims[..])?;
-                parameters.push(Parameter { name, var, dims, split, summed, token: None, _guard: None });
-                return Ok((tensor, Some(parameters.len() - 1)));
+                parameters.push(Parameter { name, var, dims, split, summed, _guard: None });
+                return Ok(tensor);
             }
             Source::Elsewhere(builder, asked) => {
                 *lock(asked) = Some(division);
@@ -289,16 +255,16 @@ impl ShardBuilder {
                 let found = found?;
                 let own =
                     if found.dims() == shard_dims { found } else { slice_part(&found, runs, &shard_dims)? };
-                return Ok((own, None));
+                return Ok(own);
             }
         };
         drop(source);
         let var = Var::from_tensor(&tensor.to_device(&self.inner.device)?)?;
         let tensor = var.as_tensor().clone();
-        let is_put_together = summed || self.inner.averaging.is_some();
+        let is_put_together = summed || self.inner.is_averaged;
         let guard = is_put_together.then(|| Arc::new(ops::tape::guard(&var, || Ok(check_own_backward()?))));
-        parameters.push(Parameter { name, var, dims, split, summed, token: None, _guard: guard });
-        Ok((tensor, Some(parameters.len() - 1)))
+        parameters.push(Parameter { name, var, dims, split, summed, _guard: guard });
+        Ok(tensor)
     }
 
     /// Returns whether the source can read any part of any weight, rather than drawing whole weights in sequence.

@@ -1,7 +1,7 @@
 //! The check that replicated parameters are equal.
 
 use candle_core::Tensor;
-use strategy::{first_of, parameter_difference};
+use strategy::check_replicas;
 
 use crate::{Result, Split, TensorParallel};
 
@@ -15,7 +15,7 @@ impl<M> TensorParallel<M> {
     /// broadcast of one parameter.
     ///
     /// # Errors
-    /// [`Error::ParametersDiffer`](crate::Error::ParametersDiffer), the same on every rank, names the first parameter that differs, the ranks, the element
+    /// [`strategy::Error::ParametersDiffer`], the same on every rank, names the first parameter that differs, the ranks, the element
     /// (within their part) and both values. Training can continue after it. Failures of communication.
     pub fn check_parameters(&self) -> Result<()> {
         self.check_failed()?;
@@ -23,11 +23,7 @@ impl<M> TensorParallel<M> {
             let same = self.parameters().iter().filter(|p| (p.split() == Split::Whole) == is_whole);
             same.map(|parameter| (parameter.name(), parameter.var().as_tensor())).collect()
         };
-        let mut found = parameter_difference(self.world(), &of(true))?;
-        if let (None, Some(dp)) = (&found, self.dp()) {
-            let own = parameter_difference(&**dp, &of(false))?;
-            found = first_of([self.world()], own)?.map(|(_, difference)| difference);
-        }
-        found.map_or(Ok(()), |difference| Err(Box::new(difference).into()))
+        let held = [(Some(self.world()), of(true)), (self.dp().map(|dp| &**dp), of(false))];
+        Ok(check_replicas(&[self.world()], &held)?)
     }
 }

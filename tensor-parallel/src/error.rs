@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use comm::internal::LineDifference;
-use strategy::ParameterDifference;
 
 /// An error of tensor parallelism.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -57,10 +56,6 @@ pub enum Error {
          `optimizer.backward_step(&loss)`"
     )]
     OutsideBackward,
-    /// The values of a parameter, or of a part of it, differ between ranks that hold the same. Every rank returns this same
-    /// error, and may continue.
-    #[error(transparent)]
-    ParametersDiffer(#[from] Box<ParameterDifference>),
 
     /// An earlier backward panicked.
     #[error(

@@ -45,7 +45,6 @@
 #![forbid(unsafe_code)]
 
 mod agreement;
-mod averaging;
 mod builder;
 mod compare;
 mod context;

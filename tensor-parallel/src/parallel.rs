@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use comm::{Communicator, Mesh, Operation, ReduceOp, Stats};
+use strategy::average_gradients;
 use training::AuditConfig;
 use training::internal::{GradSums, lock};
 
-use crate::averaging::{Averaging, add_held};
 use crate::context::own_backward;
 use crate::{
     Context, Error, Parameter, RandomStreams, Result, ShardBuilder, TensorParallelConfig, Weights, agreement,
@@ -29,7 +29,6 @@ pub struct TensorParallel<M> {
     world: Arc<dyn Communicator>,
     /// `None` if it has a single rank.
     dp: Option<Arc<dyn Communicator>>,
-    averaging: Option<Arc<Averaging>>,
     /// Sums of the gradients of [`backward_no_sync`](Self::backward_no_sync) since the last backward, if there were any.
     held: Mutex<Option<GradSums>>,
     failed: Mutex<Option<Error>>,
@@ -66,8 +65,7 @@ impl<M> TensorParallel<M> {
         if sums || dp.is_some() {
             context = context.with_own_backward();
         }
-        let averaging = dp.as_ref().map(|dp| Arc::new(Averaging::new(dp.clone())));
-        let builder = ShardBuilder::new(weights, config, context.clone(), averaging.clone());
+        let builder = ShardBuilder::new(weights, config, context.clone(), dp.is_some());
         let built = builder.and_then(|builder| {
             let model = build(builder.clone())?;
             Ok((model, builder.finish()?))
@@ -80,7 +78,7 @@ impl<M> TensorParallel<M> {
         let Some(model) = model else { return Err(no_model()) };
         let (held, failed) = Default::default();
         let unaudited = Mutex::new(Some(config.audit.clone()));
-        Ok(Self { model, parameters, context, world, dp, averaging, held, failed, unaudited })
+        Ok(Self { model, parameters, context, world, dp, held, failed, unaudited })
     }
 
     /// Returns the model.
@@ -132,32 +130,30 @@ impl<M> TensorParallel<M> {
     /// whose gradients the ranks combine. It is not detected in a graph that contains neither: candle's own operations
     /// between whole parameters and the loss, or only whole parameters on another device or in 16 bits.
     ///
-    /// With several data-parallel ranks, the divided layers' gradients are sent in buckets of a megabyte, while backward
-    /// computes those of earlier layers; the others follow in a single operation. A weight that is used in several recomputed
-    /// parts ([`ops::recompute`]) has several gradients, which are sent as one sum: the first backward counts them, and
-    /// sends those weights at its end.
+    /// With several data-parallel ranks, gradients are averaged after backward. A `Ddp` over [`Shards`](crate::Shards), as in the
+    /// crate `girandole`, does so while backward computes those of earlier layers.
     ///
     /// # Cost
     /// That of the layers; one all-reduce of the gradients of norms per attention head and, with sequence parallelism, of all
-    /// parameters between the divided layers; with data parallelism all-reduces of this rank's gradients along `dp`. A weight
-    /// with more gradients than in earlier backwards is sent twice.
+    /// parameters between the divided layers; with data parallelism two all-reduces along `dp`: of a byte for each parameter, and
+    /// of this rank's gradients.
     ///
     /// # Errors
     /// Errors of candle's backward; failures of communication. After any of them the `TensorParallel` is unusable.
-    ///
-    /// # Source
-    /// Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2.
     pub fn backward(&self, loss: &Tensor) -> Result<GradStore> {
         self.pass(|| {
-            let (held, own) = (lock(&self.held).take(), || self.own_gradients(loss));
-            let gradients = match &self.averaging {
-                Some(averaging) => averaging.backward(&self.parameters, held, own)?,
-                None => {
-                    let mut gradients = own()?;
-                    held.map_or(Ok(()), |held| add_held(held, &self.parameters, &mut gradients))?;
-                    gradients
+            let held = lock(&self.held).take();
+            let mut gradients = self.own_gradients(loss)?;
+            if let Some(mut held) = held {
+                held.take(&mut gradients)?;
+                let mut sums = held.finish()?;
+                for var in self.vars() {
+                    sums.remove(&var).map(|sum| gradients.insert(&var, sum));
                 }
-            };
+            }
+            if let Some(dp) = &self.dp {
+                average_gradients(dp, &self.vars(), &mut gradients)?;
+            }
             self.audit(&gradients)?;
             Ok(gradients)
         })
@@ -209,7 +205,6 @@ impl<M> TensorParallel<M> {
     /// ```
     pub fn backward_no_sync(&self, loss: &Tensor) -> Result<()> {
         self.pass(|| {
-            self.averaging.iter().for_each(|averaging| averaging.forget());
             let mut gradients = self.own_gradients(loss)?;
             Ok(lock(&self.held).get_or_insert_with(|| GradSums::new(self.vars())).take(&mut gradients)?)
         })

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle_core::{Tensor, Var};
+use candle_core::Var;
 use ops::tape::Guard;
 
 use crate::Split;
@@ -15,8 +15,6 @@ pub struct Parameter {
     pub(crate) dims: Vec<usize>,
     pub(crate) split: Split,
     pub(crate) summed: bool,
-    /// Stands for it in the graph where its gradients are averaged; created when a layer requests it.
-    pub(crate) token: Option<Tensor>,
     /// Present where ranks combine gradients of it: refuses a backward that is not the model's own.
     pub(crate) _guard: Option<Arc<Guard>>,
 }

@@ -73,7 +73,7 @@ impl Shards {
         let place = tp.rank();
         let random = RandomStreams::new(config.seed, copy, place);
         let context = Context::new(tp, config.sequence_parallel, random);
-        let source = ShardBuilder::new(weights, config, context, None);
+        let source = ShardBuilder::new(weights, config, context, false);
         let (source, opened) = match source {
             Ok(source) => (Some(source), Ok(Vec::new())),
             Err(error) => (None, Err(error)),

@@ -11,7 +11,6 @@ use training::build::{
     Builder, Division as Wanted, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig, WholeLayers,
 };
 
-use crate::averaging::Weight;
 use crate::division::Division;
 use crate::{
     ColumnConfig, ColumnParallelLinear, Context, RowConfig, RowParallelLinear, ShardBuilder, Shards, Split,
@@ -135,14 +134,14 @@ impl Layers for Divided {
         let init = Init::Randn { mean: 0.0, stdev: 1.0 };
         let &VocabularyConfig { tokens, features, frozen } = config;
         let builder = self.at(vb).frozen(frozen);
-        let weight = builder.weight((tokens, features), "weight", init, Division::VOCABULARY)?;
+        let weight = builder.parameter((tokens, features), "weight", init, Division::VOCABULARY)?;
         Ok(Arc::new(Table { weight, tokens, context: self.context().clone() }))
     }
 }
 
 /// Embedding table of which each rank has the vectors of some tokens.
 struct Table {
-    weight: Weight,
+    weight: Tensor,
     tokens: usize,
     context: Context,
 }
@@ -215,7 +214,7 @@ impl WholeBackend {
 impl SimpleBackend for WholeBackend {
     fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, _: &Device) -> Result<Tensor> {
         let division = Division { summed: self.summed, ..Split::Whole.into() };
-        Ok(self.shards.clone().of_dtype(name, dtype)?.parameter(shape, name, init, division)?.0)
+        Ok(self.shards.clone().of_dtype(name, dtype)?.parameter(shape, name, init, division)?)
     }
 
     fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> Result<Tensor> {

@@ -14,4 +14,4 @@ pub use crate::gradient_check::{CheckedLoss, CheckedPart, check_gradient_of};
 pub use crate::lock::lock;
 pub use crate::runs::Runs;
 pub use crate::state::is_buffer;
-pub use crate::tensor_file::{check_writable, save_vars};
+pub use crate::tensor_file::check_writable;

@@ -318,7 +318,7 @@ impl<M> Ddp<M> {
     /// a broadcast of one parameter.
     ///
     /// # Errors
-    /// [`Error::ParametersDiffer`], the same on every rank, names the first parameter that differs, the ranks, the element
+    /// [`strategy::Error::ParametersDiffer`], the same on every rank, names the first parameter that differs, the ranks, the element
     /// and both values. Training can continue after it. Failures of communication.
     ///
     /// ```

@@ -119,10 +119,7 @@ impl Reducer {
         self.check()?;
         let tensors: Vec<_> =
             parameters.iter().map(|parameter| (parameter.name(), parameter.var().as_tensor())).collect();
-        match strategy::parameter_difference(&*self.comm, &tensors)? {
-            Some(difference) => Err(Box::new(difference).into()),
-            None => Ok(()),
-        }
+        Ok(strategy::check_replicas(&[], &[(Some(self.comm()), tensors)])?)
     }
 
     /// Returns the first failure of an earlier call.

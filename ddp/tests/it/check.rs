@@ -51,7 +51,9 @@ fn the_first_difference_is_named_on_every_rank() {
                 Ok(error)
             });
             for error in &errors {
-                let Error::ParametersDiffer(found) = error else { panic!("{error}") };
+                let Error::Strategy(strategy::Error::ParametersDiffer(found)) = error else {
+                    panic!("{error}")
+                };
                 assert_eq!((found.parameter.as_str(), &found.index[..]), ("l2.weight", &[1, 2][..]));
                 assert_eq!((found.odd_rank, found.rank, &found.odd_ranks[..]), (odd, 0, &[odd][..]));
                 let text = error.to_string();
@@ -122,7 +124,10 @@ fn the_odd_rank_of_a_group_is_named_by_its_number_in_the_job() {
     for (rank, found) in found.into_iter().enumerate() {
         match found {
             (None, None) => assert_eq!(rank % 2, 0),
-            (Some(Error::ParametersDiffer(values)), Some(Error::ModelMismatch(model))) => {
+            (
+                Some(Error::Strategy(strategy::Error::ParametersDiffer(values))),
+                Some(Error::ModelMismatch(model)),
+            ) => {
                 assert_eq!((values.odd_rank, values.rank, &values.odd_ranks[..]), (3, 1, &[3][..]));
                 assert_eq!((model.odd_rank, model.rank), (3, 1));
             }

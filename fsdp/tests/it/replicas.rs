@@ -58,7 +58,10 @@ fn whole_copies_are_compared_as_well() {
         Ok(fsdp.check_parameters().expect_err("they differ"))
     });
     for error in &found {
-        assert!(matches!(error, Error::ParametersDiffer(found) if found.odd_rank == 1), "{error}");
+        assert!(
+            matches!(error, Error::Strategy(strategy::Error::ParametersDiffer(found)) if found.odd_rank == 1),
+            "{error}"
+        );
     }
 }
 

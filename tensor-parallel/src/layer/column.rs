@@ -3,7 +3,6 @@
 use candle_core::Tensor;
 use candle_nn::Init;
 
-use crate::averaging::Weight;
 use crate::division::Division;
 use crate::{Context, Result, ShardBuilder, Split, op};
 
@@ -46,8 +45,8 @@ impl Default for ColumnConfig {
 /// Models" (2022), section 4.2.
 #[derive(Debug, Clone)]
 pub struct ColumnParallelLinear {
-    weight: Weight,
-    bias: Option<Weight>,
+    weight: Tensor,
+    bias: Option<Tensor>,
     gather_output: bool,
     groups: usize,
     outputs: usize,
@@ -63,10 +62,10 @@ impl ColumnParallelLinear {
         let split = Split::Rows { groups: config.groups };
         let split = Division { uneven: config.uneven, ..split.into() };
         let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
-        let weight = builder.weight((outputs, inputs), "weight", init, split)?;
+        let weight = builder.parameter((outputs, inputs), "weight", init, split)?;
         let bound = 1.0 / (inputs as f64).sqrt();
         let init = Init::Uniform { lo: -bound, up: bound };
-        let bias = if config.bias { Some(builder.weight(outputs, "bias", init, split)?) } else { None };
+        let bias = if config.bias { Some(builder.parameter(outputs, "bias", init, split)?) } else { None };
         let (gather_output, groups, context) =
             (config.gather_output, config.groups.max(1), builder.context().clone());
         Ok(Self { weight, bias, gather_output, groups, outputs, context })

@@ -3,7 +3,6 @@
 use candle_core::Tensor;
 use candle_nn::Init;
 
-use crate::averaging::Weight;
 use crate::division::Division;
 use crate::{Context, Result, ShardBuilder, op};
 
@@ -22,7 +21,7 @@ use crate::{Context, Result, ShardBuilder, op};
 /// Shoeybi et al., "Megatron-LM" (2019), section 3.
 #[derive(Debug, Clone)]
 pub struct VocabParallelEmbedding {
-    weight: Weight,
+    weight: Tensor,
     vocab_size: usize,
     context: Context,
 }
@@ -34,7 +33,7 @@ impl VocabParallelEmbedding {
     /// Fewer tokens than ranks; errors of the builder.
     pub fn new(vocab_size: usize, features: usize, builder: &ShardBuilder) -> Result<Self> {
         let init = Init::Randn { mean: 0.0, stdev: 1.0 };
-        let weight = builder.weight((vocab_size, features), "weight", init, Division::VOCABULARY)?;
+        let weight = builder.parameter((vocab_size, features), "weight", init, Division::VOCABULARY)?;
         Ok(Self { weight, vocab_size, context: builder.context().clone() })
     }
 

@@ -4,7 +4,6 @@ use candle_core::Tensor;
 use candle_nn::Init;
 use comm::autograd;
 
-use crate::averaging::Weight;
 use crate::{Context, Result, ShardBuilder, Split, op};
 
 /// Configuration of a [`RowParallelLinear`].
@@ -38,7 +37,7 @@ impl Default for RowConfig {
 /// As [`ColumnParallelLinear`](crate::ColumnParallelLinear).
 #[derive(Debug, Clone)]
 pub struct RowParallelLinear {
-    weight: Weight,
+    weight: Tensor,
     bias: Option<Tensor>,
     input_is_divided: bool,
     context: Context,
@@ -51,7 +50,7 @@ impl RowParallelLinear {
     /// Inputs that are not divisible by the number of ranks; errors of the builder.
     pub fn new(inputs: usize, outputs: usize, config: &RowConfig, builder: &ShardBuilder) -> Result<Self> {
         let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
-        let weight = builder.weight((outputs, inputs), "weight", init, Split::Columns)?;
+        let weight = builder.parameter((outputs, inputs), "weight", init, Split::Columns)?;
         let bound = 1.0 / (inputs as f64).sqrt();
         let init = Init::Uniform { lo: -bound, up: bound };
         let bias = if config.bias { Some(builder.get_between(outputs, "bias", init)?) } else { None };

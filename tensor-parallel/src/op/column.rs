@@ -7,7 +7,6 @@ use candle_core::{Module, Tensor, TensorId};
 use comm::autograd;
 use ops::{Linear, Precision};
 
-use crate::averaging::Weight;
 use crate::context::sequence_dim;
 use crate::{Context, Result};
 
@@ -21,8 +20,8 @@ use super::{bytes_of, of_weights, rows, with_kept_bytes, with_kept_result};
 /// reduce-scattered.
 pub(crate) fn column(
     x: &Tensor,
-    weight: &Weight,
-    bias: Option<&Weight>,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
     context: &Context,
 ) -> Result<Tensor> {
     with_kept_result(|known| layer(x, weight, bias, context, known))
@@ -71,17 +70,17 @@ impl Input {
 /// `known` is the result, if it was computed before.
 fn layer(
     x: &Tensor,
-    weight: &Weight,
-    bias: Option<&Weight>,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
     context: &Context,
     known: Option<Tensor>,
 ) -> Result<Tensor> {
     let precision = Precision::current();
     let (input, bytes) = Input::of(x, context)?;
-    let (flat, matrix) = (&input.flat, weight.value());
+    let (flat, matrix) = (&input.flat, weight.detach());
     let output = match (known, bias) {
         (Some(known), _) => known,
-        (None, Some(bias)) => Linear::new(matrix.clone(), bias.value()).forward(flat)?,
+        (None, Some(bias)) => Linear::new(matrix.clone(), bias.detach()).forward(flat)?,
         (None, None) => precision.matmul(flat, &matrix.t()?)?,
     };
     let mut dims = input.dims.clone();
@@ -90,7 +89,7 @@ fn layer(
     }
     let output = output.reshape(dims)?;
     let (context, needs_input) = (context.clone(), x.track_op());
-    let variables: Vec<Weight> = [weight].into_iter().chain(bias).cloned().collect();
+    let variables: Vec<Tensor> = [weight].into_iter().chain(bias).cloned().collect();
     let backward = move |gradient: &Tensor| {
         context.check_backward()?;
         let gradient = rows(gradient)?;
@@ -111,7 +110,7 @@ fn layer(
         };
         Ok((of_input, of_weights))
     };
-    let inputs: Vec<&Tensor> = [x, weight.input()].into_iter().chain(bias.map(Weight::input)).collect();
+    let inputs: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
     with_kept_bytes(bytes, "column_parallel_linear", &inputs, output, move |gradient| {
         let (of_input, of_weights) = backward(gradient).map_err(into_comm)?;
         Ok([of_input].into_iter().chain(of_weights).collect())

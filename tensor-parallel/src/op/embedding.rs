@@ -3,7 +3,6 @@
 use candle_core::{DType, Tensor};
 use comm::{Operation, ReduceOp, autograd};
 
-use crate::averaging::Weight;
 use crate::context::sequence_dim;
 use crate::split::rank_range;
 use crate::{Context, Error, Result};
@@ -15,10 +14,10 @@ use super::{bytes_of, rows, with_kept_bytes};
 /// With sequence parallelism each rank gets its part of the sequence.
 pub(crate) fn embedding(
     tokens: &Tensor,
-    (weight, vocabulary): (&Weight, usize),
+    (weight, vocabulary): (&Tensor, usize),
     context: &Context,
 ) -> Result<Tensor> {
-    let table = weight.value();
+    let table = weight.detach();
     let (own, features) = table.dims2()?;
     let (places, mask) = find(tokens, vocabulary, &table, context)?;
     let mut dims = tokens.dims().to_vec();
@@ -32,9 +31,9 @@ pub(crate) fn embedding(
             partial
         }
     };
-    let (context, of) = (context.clone(), weight.clone());
+    let context = context.clone();
     let bytes = bytes_of(&places) + bytes_of(&mask);
-    with_kept_bytes(bytes, "vocab_parallel_embedding", &[weight.input()], output, move |gradient| {
+    with_kept_bytes(bytes, "vocab_parallel_embedding", &[weight], output, move |gradient| {
         context.check_backward()?;
         let gradient = match context.sequence_parallel() {
             true => {
@@ -45,7 +44,7 @@ pub(crate) fn embedding(
         };
         let gradient = rows(&gradient)?.broadcast_mul(&mask)?;
         let zeros = Tensor::zeros((own, features), gradient.dtype(), gradient.device())?;
-        Ok(vec![Some(of.gradient(zeros.index_add(&places, &gradient, 0)?)?)])
+        Ok(vec![Some(zeros.index_add(&places, &gradient, 0)?)])
     })
 }
 

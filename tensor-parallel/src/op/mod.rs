@@ -10,8 +10,6 @@ use candle_core::{Result, Tensor};
 use comm::autograd;
 use ops::{Precision, SavedBytes};
 
-use crate::averaging::Weight;
-
 pub(crate) use column::column;
 pub use cross_entropy::vocab_parallel_cross_entropy;
 pub(crate) use embedding::embedding;
@@ -75,12 +73,12 @@ fn column_sums(rows: &Tensor) -> Result<Tensor> {
 /// Computes the gradients of a weight, from the first output gradient, and of a bias if present, from the second. `None` for
 /// all if there are none, or if they are deferred.
 fn of_weights(
-    variables: &[Weight],
+    variables: &[Tensor],
     [of_products, of_sums]: [&Tensor; 2],
     input: &Tensor,
     precision: Precision,
 ) -> Result<Vec<Option<Tensor>>> {
-    if variables.iter().all(|weight| !weight.has_gradient()) {
+    if variables.iter().all(|weight| !weight.track_op()) {
         return Ok(vec![None; variables.len()]);
     }
     let (of_products, of_sums) = (of_products.detach(), of_sums.detach());
@@ -93,12 +91,8 @@ fn of_weights(
         }
         Ok(all)
     };
-    let weights: Vec<&Tensor> = variables.iter().map(Weight::variable).collect();
-    match ops::defer(&weights, compute.clone()) {
+    match ops::defer(&variables.iter().collect::<Vec<_>>(), compute.clone()) {
         true => Ok(vec![None; variables.len()]),
-        false => {
-            let given = variables.iter().zip(compute()?);
-            given.map(|(weight, gradient)| weight.gradient(gradient).map(Some)).collect()
-        }
+        false => Ok(compute()?.into_iter().map(Some).collect()),
     }
 }

@@ -4,7 +4,6 @@ use candle_core::Tensor;
 use comm::{Operation, ReduceOp, autograd};
 use ops::Precision;
 
-use crate::averaging::Weight;
 use crate::context::sequence_dim;
 use crate::{Context, Result};
 
@@ -13,19 +12,19 @@ use super::{bytes_of, of_weights, rows, with_features, with_kept_bytes, with_kep
 /// Returns the sum over ranks of `x w'`, for this rank's inputs and columns of the weight, plus the bias, once.
 ///
 /// With sequence parallelism each rank gets its part of the sequence of that sum.
-pub(crate) fn row(x: &Tensor, weight: &Weight, bias: Option<&Tensor>, context: &Context) -> Result<Tensor> {
+pub(crate) fn row(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, context: &Context) -> Result<Tensor> {
     with_kept_result(|known| layer(x, weight, bias, context, known))
 }
 
 /// `known` is the result, if it was computed before.
 fn layer(
     x: &Tensor,
-    weight: &Weight,
+    weight: &Tensor,
     bias: Option<&Tensor>,
     context: &Context,
     known: Option<Tensor>,
 ) -> Result<Tensor> {
-    let (flat, matrix, precision) = (rows(x)?, weight.value(), Precision::current());
+    let (flat, matrix, precision) = (rows(x)?, weight.detach(), Precision::current());
     let output = match known {
         Some(known) => known,
         None => {
@@ -36,8 +35,7 @@ fn layer(
     // If `x` is not contiguous, `flat` is a copy, which the graph does not hold.
     let bytes = if x.is_contiguous() { 0 } else { bytes_of(&flat) };
     let (context, dims, needs_input) = (context.clone(), x.dims().to_vec(), x.track_op());
-    let variables: Vec<Weight> =
-        [weight.clone()].into_iter().chain(bias.map(|bias| Weight::new(bias.clone(), None))).collect();
+    let variables: Vec<Tensor> = [weight].into_iter().chain(bias).cloned().collect();
     let backward = move |gradient: &Tensor| {
         context.check_backward()?;
         let own = rows(gradient)?;
@@ -54,7 +52,7 @@ fn layer(
         let of_weights = of_weights(&variables, [&all, &own], &flat, precision)?;
         Result::Ok([of_input].into_iter().chain(of_weights).collect())
     };
-    let inputs: Vec<&Tensor> = [x, weight.input()].into_iter().chain(bias).collect();
+    let inputs: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
     with_kept_bytes(bytes, "row_parallel_linear", &inputs, output, move |gradient| Ok(backward(gradient)?))
 }
 

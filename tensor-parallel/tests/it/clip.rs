@@ -103,7 +103,7 @@ fn replicas_that_drift_are_named_by_all_ranks() {
             clip_grad_norm(&mut grads, &parallel.vars(), 0.05)?;
             sgd.step(&grads)?;
             let error = parallel.check_parameters().unwrap_err();
-            assert!(matches!(error, Error::ParametersDiffer(_)));
+            assert!(matches!(error, Error::Strategy(strategy::Error::ParametersDiffer(_))));
             Ok(error.to_string())
         });
         assert!(lines.iter().all(|line| *line == lines[0]), "{lines:?}");

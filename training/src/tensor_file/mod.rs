@@ -258,14 +258,7 @@ pub fn load_weights(path: &Path, vars: &VarMap) -> Result<()> {
 /// # Errors
 /// [`FileError::Write`] with the path and the reason; an older file is then unchanged.
 pub fn save_weights(path: &Path, vars: &VarMap) -> Result<()> {
-    save_vars(path, &named_vars(vars))
-}
-
-/// Does the same for a list of variables, each with its name.
-///
-/// # Errors
-/// As [`save_weights`].
-pub fn save_vars(path: &Path, vars: &[(String, Var)]) -> Result<()> {
+    let vars = named_vars(vars);
     let tensors: HashMap<&str, Tensor> =
         vars.iter().map(|(name, var)| (&**name, var.as_detached_tensor())).collect();
     let written = || -> std::io::Result<()> {
