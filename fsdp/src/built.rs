@@ -6,7 +6,7 @@ use std::ops::Range;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use comm::internal::Digest;
 
-use crate::layout::{Layout, Part};
+use crate::layout::{FlatLayout, Part};
 
 /// What has been built so far.
 #[derive(Default)]
@@ -24,7 +24,7 @@ pub(crate) struct Model {
 pub(crate) struct BuiltUnit {
     pub(crate) name: String,
     pub(crate) params: Vec<Param>,
-    pub(crate) layout: Layout,
+    pub(crate) layout: FlatLayout,
     /// This rank's index among the shards.
     pub(crate) rank: usize,
     /// Dtype that the unit computes in.

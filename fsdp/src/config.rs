@@ -5,7 +5,7 @@ use training::AuditConfig;
 
 /// What each rank keeps of the model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Strategy {
+pub enum ShardingStrategy {
     /// A shard of the parameters, gradients and optimizer state: a unit's parameters are gathered before it runs, in forward
     /// and in backward, and released afterwards. The default.
     #[default]
@@ -32,8 +32,8 @@ pub struct MixedPrecision {
 /// Configuration of a [`crate::Fsdp`]. It must be the same on every rank, which [`crate::Fsdp::new`] checks.
 #[derive(Debug, Clone)]
 pub struct FsdpConfig {
-    /// What is sharded. Default: [`Strategy::FullShard`].
-    pub strategy: Strategy,
+    /// What is sharded. Default: [`ShardingStrategy::FullShard`].
+    pub strategy: ShardingStrategy,
     /// The dtypes of a step. Default: those of the shards.
     pub mixed_precision: MixedPrecision,
     /// Parameters of fewer elements than this are communicated together with the other small ones of their unit, at the cost
@@ -54,7 +54,7 @@ pub struct FsdpConfig {
 impl Default for FsdpConfig {
     fn default() -> Self {
         Self {
-            strategy: Strategy::default(),
+            strategy: ShardingStrategy::default(),
             mixed_precision: MixedPrecision::default(),
             pack_elements: 16 * 1024,
             buffers: vec!["running_mean".into(), "running_var".into()],
@@ -67,7 +67,7 @@ impl Default for FsdpConfig {
 /// Settings of one unit that differ from the model's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UnitConfig {
-    /// Whether its parameters are kept from forward to backward. Default: as the [`Strategy`] says. Worthwhile for a unit
+    /// Whether its parameters are kept from forward to backward. Default: as the [`ShardingStrategy`] says. Worthwhile for a unit
     /// that is small or runs last.
     pub keep_after_forward: Option<bool>,
 }

@@ -85,7 +85,7 @@ pub enum Error {
         /// Its value.
         dtype: DType,
     },
-    /// Strategy [`NoShard`](crate::Strategy::NoShard) for a model that is to be sharded along a mesh axis.
+    /// Strategy [`NoShard`](crate::ShardingStrategy::NoShard) for a model that is to be sharded along a mesh axis.
     #[error(
         "the strategy is NoShard, and the model is to be sharded along the axis {axis}: give FullShard or ShardGradOp, or use \
          `Fsdp::new`, with the group of all that train the model"

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use comm::{Communicator, Mesh, Stats};
 
-use crate::{Error, Result, Strategy};
+use crate::{Error, Result, ShardingStrategy};
 
 /// The process groups of a model.
 #[derive(Debug, Clone)]
@@ -18,14 +18,14 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    pub(crate) fn flat(world: Arc<dyn Communicator>, strategy: Strategy) -> Self {
+    pub(crate) fn flat(world: Arc<dyn Communicator>, strategy: ShardingStrategy) -> Self {
         let all = Some(world.clone());
-        let (shard, dp) = if strategy == Strategy::NoShard { (None, all) } else { (all, None) };
+        let (shard, dp) = if strategy == ShardingStrategy::NoShard { (None, all) } else { (all, None) };
         Self { world, shard: non_trivial(shard), dp: non_trivial(dp) }
     }
 
-    pub(crate) fn hybrid(mesh: &Mesh, shard: &str, dp: &str, strategy: Strategy) -> Result<Self> {
-        if strategy == Strategy::NoShard {
+    pub(crate) fn hybrid(mesh: &Mesh, shard: &str, dp: &str, strategy: ShardingStrategy) -> Result<Self> {
+        if strategy == ShardingStrategy::NoShard {
             return Err(Error::NothingSharded { axis: shard.into() });
         }
         let world = mesh.plane(&[shard, dp])?;

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 /// A unit's flat buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub(crate) struct FlatLayout {
     pub(crate) parts: Vec<Part>,
     /// Elements of a rank's shard.
     pub(crate) shard_len: usize,
@@ -40,7 +40,7 @@ pub(crate) struct Slot {
     pub(crate) len: usize,
 }
 
-impl Layout {
+impl FlatLayout {
     /// Computes the layout for parameters of these lengths on `ranks` ranks; those of fewer than `pack` elements share one
     /// part.
     pub(crate) fn new(lens: &[usize], pack: usize, ranks: usize) -> Self {
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn large_parameters_are_parts_of_their_own() {
-        let layout = Layout::new(&[100, 3, 50, 4], 10, 3);
+        let layout = FlatLayout::new(&[100, 3, 50, 4], 10, 3);
         let places: Vec<_> = layout.parts.iter().map(|part| (part.len, part.piece, part.offset)).collect();
         assert_eq!(places, [(100, 34, 0), (50, 17, 34), (7, 3, 51)]);
         assert_eq!((layout.shard_len, layout.padded_len()), (54, 162));
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn more_ranks_than_elements_leave_some_with_padding_only() {
-        let layout = Layout::new(&[2, 0], 10, 4);
+        let layout = FlatLayout::new(&[2, 0], 10, 4);
         assert_eq!(layout.shard_len, 1);
         assert_eq!(layout.parts[0].counts(4), Some(vec![1, 1, 0, 0]));
     }
@@ -151,7 +151,7 @@ mod tests {
             pack in 0usize..100,
             ranks in 1usize..9,
         ) {
-            let layout = Layout::new(&lens, pack, ranks);
+            let layout = FlatLayout::new(&lens, pack, ranks);
             let mut seen = vec![false; lens.len()];
             for part in &layout.parts {
                 let kept: Vec<usize> = (0..ranks).flat_map(|rank| part.range(rank)).collect();

@@ -56,7 +56,7 @@
 //!
 //! # Further features
 //!
-//! - [`Strategy`]: keep parameters from forward to backward, or shard nothing; [`UnitConfig`] sets it for one unit;
+//! - [`ShardingStrategy`]: keep parameters from forward to backward, or shard nothing; [`UnitConfig`] sets it for one unit;
 //!   [`Fsdp::hybrid`] shards along one axis of a mesh and replicates along another.
 //! - [`MixedPrecision`]: units compute, and gradients are averaged, in f16 or bf16, while shards stay f32; [`LossScaler`]
 //!   keeps small f16 gradients from underflowing.
@@ -116,7 +116,7 @@ mod values;
 use training::internal::lock;
 
 pub use builder::UnitBuilder;
-pub use config::{FsdpConfig, MixedPrecision, Strategy, UnitConfig};
+pub use config::{FsdpConfig, MixedPrecision, ShardingStrategy, UnitConfig};
 pub use error::{Error, Result};
 pub use memory::{Bytes, Memory};
 pub use model::Fsdp;

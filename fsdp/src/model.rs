@@ -73,7 +73,7 @@ impl<M> Fsdp<M> {
     /// That of [`Fsdp::new`]; if the mesh has other axes, also the creation of a group of the ranks of both axes.
     ///
     /// # Errors
-    /// An axis that the mesh does not have, one axis for both, [`crate::Strategy::NoShard`]; those of [`Fsdp::new`].
+    /// An axis that the mesh does not have, one axis for both, [`crate::ShardingStrategy::NoShard`]; those of [`Fsdp::new`].
     pub fn hybrid<'a>(
         mesh: &Mesh,
         (shard, dp): (&str, &str),
@@ -189,7 +189,7 @@ impl<M> Fsdp<M> {
     ///
     /// # Cost
     /// Gradients are not communicated, and are kept whole until then, in f32 (f64 if computed in f64): as much memory as the
-    /// parameters take. Parameters are gathered, unless they are kept ([`crate::Strategy::ShardGradOp`],
+    /// parameters take. Parameters are gathered, unless they are kept ([`crate::ShardingStrategy::ShardGradOp`],
     /// [`crate::UnitConfig`]), in which case they stay until the next [`Fsdp::backward`].
     ///
     /// # Errors

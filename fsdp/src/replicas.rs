@@ -6,7 +6,7 @@ use crate::{Fsdp, Result};
 
 impl<M> Fsdp<M> {
     /// Compares the shards, bit for bit, over the ranks that hold the same: those along the axis `dp` of
-    /// [`Fsdp::hybrid`]; all ranks with [`Strategy::NoShard`](crate::Strategy::NoShard). Must be called on every rank, at the
+    /// [`Fsdp::hybrid`]; all ranks with [`ShardingStrategy::NoShard`](crate::ShardingStrategy::NoShard). Must be called on every rank, at the
     /// same point: occasionally during a long training, or when debugging.
     ///
     /// # Cost

@@ -13,10 +13,10 @@ use training::internal::is_buffer;
 
 use crate::built::{BuiltUnit, Model, Param, ParamIndex};
 use crate::hook::{CoreRef, parameter};
-use crate::layout::{Layout, piece};
+use crate::layout::{FlatLayout, piece};
 use crate::storage::{is_supported, is_trainable};
 use crate::values::copy_range;
-use crate::{Error, FsdpConfig, Strategy, UnitConfig, lock};
+use crate::{Error, FsdpConfig, ShardingStrategy, UnitConfig, lock};
 
 /// Elements at the start of each parameter that all ranks compare, if each reads only what it keeps.
 const COMPARED: usize = 64;
@@ -87,7 +87,7 @@ impl UnitRequests {
         if lens.iter().sum::<usize>() == 0 {
             return Err(Error::EmptyUnit { unit: unit.into() }.into());
         }
-        let layout = Layout::new(&lens, plan.config.pack_elements, plan.shards);
+        let layout = FlatLayout::new(&lens, plan.config.pack_elements, plan.shards);
         let (rank, device) = (plan.shard_rank, plan.anchor.device());
         let (mut digest, mut is_read) = (self.digest, false);
         let mut kept_digest = plan.has_copies.then(Digest::new);
@@ -119,7 +119,7 @@ impl UnitRequests {
             }
             params.push(Param { name, tensor, shard });
         }
-        let kept = plan.config.strategy != Strategy::FullShard;
+        let kept = plan.config.strategy != ShardingStrategy::FullShard;
         Ok(BuiltUnit {
             name: unit.into(),
             params,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{LayerNorm, Linear, Module, VarBuilder, layer_norm, linear_no_bias};
 use common::{on_all_ranks, on_ranks};
-use fsdp::{Fsdp, FsdpConfig, Strategy, Unit, UnitBuilder};
+use fsdp::{Fsdp, FsdpConfig, ShardingStrategy, Unit, UnitBuilder};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 use training::{AuditConfig, OnMissingGradient};
@@ -84,7 +84,7 @@ impl Net {
     }
 }
 
-fn wrapped(comm: common::Comm, strategy: Strategy, audit: AuditConfig) -> fsdp::Result<Fsdp<Net>> {
+fn wrapped(comm: common::Comm, strategy: ShardingStrategy, audit: AuditConfig) -> fsdp::Result<Fsdp<Net>> {
     let generator = sampler::SharedGenerator::from(sampler::Generator::new(5));
     let vb = training::TorchInit::tensor_builder(&generator, DType::F32, &Device::Cpu);
     Fsdp::new(comm, vb, &FsdpConfig { strategy, audit, ..FsdpConfig::default() }, Net::new)
@@ -92,7 +92,8 @@ fn wrapped(comm: common::Comm, strategy: Strategy, audit: AuditConfig) -> fsdp::
 
 #[test]
 fn lost_gradients_are_named_once_by_one_rank() {
-    for (world_size, strategy) in [(1, Strategy::FullShard), (3, Strategy::FullShard), (2, Strategy::NoShard)]
+    for (world_size, strategy) in
+        [(1, ShardingStrategy::FullShard), (3, ShardingStrategy::FullShard), (2, ShardingStrategy::NoShard)]
     {
         let heard = on_all_ranks(world_size, |comm| {
             let fsdp = wrapped(comm, strategy, AuditConfig::default())?;
@@ -118,7 +119,7 @@ fn lost_gradients_are_named_once_by_one_rank() {
 fn an_option_makes_it_an_error_and_frozen_parameters_are_left_out() {
     let strict = AuditConfig { on_missing: OnMissingGradient::Fail, ..AuditConfig::default() };
     for result in on_ranks(2, |comm| {
-        let fsdp = wrapped(comm, Strategy::FullShard, strict.clone())?;
+        let fsdp = wrapped(comm, ShardingStrategy::FullShard, strict.clone())?;
         fsdp.backward(&fsdp.model()?.loss(true)?)
     }) {
         let message = result.expect("no panic").expect_err("gradients are lost").to_string();
@@ -131,7 +132,7 @@ fn an_option_makes_it_an_error_and_frozen_parameters_are_left_out() {
     let quiet = AuditConfig { on_missing: OnMissingGradient::Ignore, ..AuditConfig::default() };
     for (audit, by_candle) in [(frozen, true), (quiet, true), (strict, false)] {
         let heard = on_all_ranks(2, |comm| {
-            let fsdp = wrapped(comm, Strategy::FullShard, audit.clone())?;
+            let fsdp = wrapped(comm, ShardingStrategy::FullShard, audit.clone())?;
             let (result, heard) = listening(|| fsdp.backward(&fsdp.model()?.loss(by_candle)?));
             result.map(|_| heard)
         });
@@ -143,7 +144,8 @@ fn an_option_makes_it_an_error_and_frozen_parameters_are_left_out() {
 fn ranks_with_other_options_do_not_train_together() {
     for result in on_ranks(2, |comm| {
         let on_missing = if comm.rank() == 0 { OnMissingGradient::Fail } else { OnMissingGradient::Warn };
-        wrapped(comm, Strategy::FullShard, AuditConfig { on_missing, ..AuditConfig::default() }).map(drop)
+        wrapped(comm, ShardingStrategy::FullShard, AuditConfig { on_missing, ..AuditConfig::default() })
+            .map(drop)
     }) {
         let message = result.expect("no panic").expect_err("they differ").to_string();
         assert!(message.contains("missing gradients"), "{message}");

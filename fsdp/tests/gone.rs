@@ -6,7 +6,7 @@ mod common;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor};
 use candle_nn::Module;
 use common::{INPUTS, Mlp, on_ranks, values};
-use fsdp::{DistributedModel, Error, FsdpConfig, Result, Strategy};
+use fsdp::{DistributedModel, Error, FsdpConfig, Result, ShardingStrategy};
 
 /// Where rank 1 dies.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -40,7 +40,7 @@ impl CustomOp1 for Trap {
 
 #[test]
 fn every_other_rank_names_it_and_fails_for_good() {
-    for strategy in [Strategy::FullShard, Strategy::NoShard] {
+    for strategy in [ShardingStrategy::FullShard, ShardingStrategy::NoShard] {
         for place in PLACES {
             let ends = on_ranks(3, |comm| -> Result<()> {
                 let rank = comm.rank();

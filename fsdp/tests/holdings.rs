@@ -6,7 +6,7 @@ mod common;
 use candle_core::{DType, Tensor};
 use candle_nn::{Linear, Module, Optimizer, VarBuilder, linear};
 use common::{Comm, on_all_ranks, values};
-use fsdp::{Fsdp, FsdpConfig, Memory, MixedPrecision, Result, Strategy, Unit};
+use fsdp::{Fsdp, FsdpConfig, Memory, MixedPrecision, Result, ShardingStrategy, Unit};
 use training::{Adam, AdamConfig};
 
 const LAYERS: usize = 8;
@@ -43,7 +43,7 @@ fn train(comm: Comm, config: &FsdpConfig) -> Result<(Memory, Memory)> {
     Ok((built, fsdp.memory()))
 }
 
-fn config(strategy: Strategy) -> FsdpConfig {
+fn config(strategy: ShardingStrategy) -> FsdpConfig {
     FsdpConfig { strategy, pack_elements: 100, ..FsdpConfig::default() }
 }
 
@@ -55,7 +55,9 @@ fn close(bytes: usize, elements: usize) -> bool {
 #[test]
 fn full_sharding_holds_its_part_and_two_units() {
     for world_size in 1..=4 {
-        for (built, memory) in on_all_ranks(world_size, |comm| train(comm, &config(Strategy::FullShard))) {
+        for (built, memory) in
+            on_all_ranks(world_size, |comm| train(comm, &config(ShardingStrategy::FullShard)))
+        {
             let shard = LAYERS * UNIT / world_size;
             assert!(close(built.parameters.peak, shard), "{world_size} ranks: {built:?}");
             assert!(close(memory.parameters.peak - 2 * UNIT * F32, shard), "{world_size} ranks: {memory:?}");
@@ -71,12 +73,12 @@ fn full_sharding_holds_its_part_and_two_units() {
 
 #[test]
 fn other_strategies_hold_more() {
-    for (_, memory) in on_all_ranks(2, |comm| train(comm, &config(Strategy::ShardGradOp))) {
+    for (_, memory) in on_all_ranks(2, |comm| train(comm, &config(ShardingStrategy::ShardGradOp))) {
         let elements = LAYERS * UNIT / 2 + LAYERS * UNIT;
         assert!(close(memory.parameters.peak, elements), "{memory:?}");
         assert!(memory.gradients.peak <= (LAYERS * UNIT / 2 + 2 * UNIT + 100) * F32, "{memory:?}");
     }
-    for (_, memory) in on_all_ranks(2, |comm| train(comm, &config(Strategy::NoShard))) {
+    for (_, memory) in on_all_ranks(2, |comm| train(comm, &config(ShardingStrategy::NoShard))) {
         assert!(close(memory.parameters.peak, 2 * LAYERS * UNIT), "{memory:?}");
     }
 }
@@ -84,7 +86,7 @@ fn other_strategies_hold_more() {
 #[test]
 fn half_precision_halves_what_is_gathered() {
     let mixed_precision = MixedPrecision { param_dtype: Some(DType::BF16), ..MixedPrecision::default() };
-    let config = FsdpConfig { mixed_precision, ..config(Strategy::FullShard) };
+    let config = FsdpConfig { mixed_precision, ..config(ShardingStrategy::FullShard) };
     for (_, memory) in on_all_ranks(2, |comm| train(comm, &config)) {
         let shard = LAYERS * UNIT / 2;
         assert!(close(memory.parameters.peak - UNIT * F32, shard), "{memory:?}");

@@ -6,7 +6,7 @@ mod common;
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::Module;
 use common::{Comm, INPUTS, Mlp, on_all_ranks, values};
-use fsdp::{Fsdp, FsdpConfig, Result, Strategy};
+use fsdp::{Fsdp, FsdpConfig, Result, ShardingStrategy};
 
 type Operation = fn(&Tensor) -> candle_core::Result<Tensor>;
 
@@ -78,7 +78,7 @@ fn step(fsdp: &Fsdp<Mlp>) -> Result<()> {
     fsdp.backward(&loss).map(drop)
 }
 
-fn fsdp(comm: Comm, strategy: Strategy) -> Result<Fsdp<Mlp>> {
+fn fsdp(comm: Comm, strategy: ShardingStrategy) -> Result<Fsdp<Mlp>> {
     // As separate parts, or packed.
     let pack_elements = if comm.world_size() == 2 { 0 } else { usize::MAX };
     Mlp::fsdp(comm, 1, DType::F32, &FsdpConfig { strategy, pack_elements, ..FsdpConfig::default() })
@@ -87,7 +87,9 @@ fn fsdp(comm: Comm, strategy: Strategy) -> Result<Fsdp<Mlp>> {
 #[test]
 fn before_between_and_after_runs() {
     for world_size in 1..=2 {
-        for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
+        for strategy in
+            [ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp, ShardingStrategy::NoShard]
+        {
             on_all_ranks(world_size, |comm| {
                 let fsdp = fsdp(comm, strategy)?;
                 let weight = weight(&fsdp)?;
@@ -112,7 +114,7 @@ fn before_between_and_after_runs() {
 #[test]
 fn what_is_computed_inside_a_run_stays() {
     on_all_ranks(2, |comm| {
-        let fsdp = fsdp(comm, Strategy::FullShard)?;
+        let fsdp = fsdp(comm, ShardingStrategy::FullShard)?;
         let doubled = fsdp.model()?.first.run(|first| first.weight() * 2.0)?;
         let copy = fsdp.model()?.first.run(|first| first.weight().detach() * 1.0)?;
         step(&fsdp)?;
@@ -125,7 +127,7 @@ fn what_is_computed_inside_a_run_stays() {
 fn a_unit_that_returns_a_parameter_says_so() {
     let views: [Operation; 3] = [|w| Ok(w.clone()), |w| w.t(), |w| w.narrow(0, 1, 2)];
     let said = on_all_ranks(2, |comm| {
-        let fsdp = fsdp(comm, Strategy::FullShard)?;
+        let fsdp = fsdp(comm, ShardingStrategy::FullShard)?;
         let first = &fsdp.model()?.first;
         let lines = views.map(|view| first.run(|first| view(first.weight())).unwrap_err().to_string());
         assert!(first.run(|first| first.weight().copy())?.to_vec2::<f32>().is_ok());
@@ -139,7 +141,7 @@ fn a_unit_that_returns_a_parameter_says_so() {
 #[test]
 fn a_loss_that_outlives_its_wrapper_gives_an_error() {
     let ends = on_all_ranks(2, |comm| {
-        let fsdp = fsdp(comm, Strategy::FullShard)?;
+        let fsdp = fsdp(comm, ShardingStrategy::FullShard)?;
         let loss = fsdp.forward(&values(1, &[2, INPUTS], DType::F32))?.sqr()?.sum_all()?;
         drop(fsdp);
         Ok(loss.backward().is_err())
@@ -150,7 +152,7 @@ fn a_loss_that_outlives_its_wrapper_gives_an_error() {
 #[test]
 fn a_run_that_fails_releases_its_parameters_and_the_next_one_works() {
     on_all_ranks(2, |comm| {
-        let fsdp = fsdp(comm, Strategy::FullShard)?;
+        let fsdp = fsdp(comm, ShardingStrategy::FullShard)?;
         let weight = weight(&fsdp)?;
         assert!(fsdp.forward(&values(1, &[2, INPUTS + 1], DType::F32)).is_err());
         every_use_is_an_error(&weight);

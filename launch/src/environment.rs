@@ -16,7 +16,7 @@ use super::nested::COMMANDS;
 use super::notes;
 use super::random::random_hex;
 use crate::message::Round;
-use crate::{Layout, SpawnConfig};
+use crate::{NodeLayout, SpawnConfig};
 
 const SECRET: &str = "GIRANDOLE_SECRET";
 const SECRET_FILE: &str = "GIRANDOLE_SECRET_FILE";
@@ -48,7 +48,7 @@ pub(super) const THREADS: &str = "RAYON_NUM_THREADS";
 
 /// The settings that all ranks of this node share. Not `Debug`: it holds the secret.
 pub(super) struct Job {
-    layout: Layout,
+    layout: NodeLayout,
     node_rank: usize,
     host: String,
     round: Round,
@@ -84,7 +84,7 @@ impl Job {
         })?;
         let threads = (!config.sets(THREADS)).then(|| (cores / local).max(1).to_string());
         Ok(Self {
-            layout: Layout::new(config.nodes, local)?,
+            layout: NodeLayout::new(config.nodes, local)?,
             node_rank: config.node_rank,
             host: round.host.clone().unwrap_or_else(|| config.master_addr.clone()),
             round: round.clone(),

@@ -16,7 +16,7 @@ pub(super) struct Ended {
     pub(super) rank: usize,
     pub(super) status: ExitKind,
     /// Whether the launcher had told it to end before.
-    pub(super) told: bool,
+    pub(super) asked_to_end: bool,
     /// When the launcher observed it.
     pub(super) at: Instant,
 }
@@ -31,8 +31,8 @@ impl Ended {
     fn failed(&self) -> bool {
         match self.status {
             _ if self.is_checkpointed() => false,
-            ExitKind::Code(_) => !self.told && !self.status.success(),
-            ExitKind::Signal(SIGTERM | SIGKILL) => !self.told,
+            ExitKind::Code(_) => !self.asked_to_end && !self.status.success(),
+            ExitKind::Signal(SIGTERM | SIGKILL) => !self.asked_to_end,
             ExitKind::Signal(_) => true,
         }
     }
@@ -44,7 +44,7 @@ impl Ended {
 
     /// Whether the failure may be a mere effect of `signal` on that rank, or on its peers.
     fn explained_by(&self, signal: i32) -> bool {
-        self.told || self.is_of(signal) || self.status == ExitKind::Code(EXIT_PEER_FAILED)
+        self.asked_to_end || self.is_of(signal) || self.status == ExitKind::Code(EXIT_PEER_FAILED)
     }
 }
 
@@ -67,11 +67,11 @@ mod tests {
     use super::*;
 
     fn end(rank: usize, status: ExitKind) -> Ended {
-        Ended { rank, status, told: false, at: Instant::now() }
+        Ended { rank, status, asked_to_end: false, at: Instant::now() }
     }
 
-    fn told(rank: usize, status: ExitKind) -> Ended {
-        Ended { told: true, ..end(rank, status) }
+    fn asked_to_end(rank: usize, status: ExitKind) -> Ended {
+        Ended { asked_to_end: true, ..end(rank, status) }
     }
 
     fn blamed(ended: &[Ended], signal: Option<i32>) -> Option<(usize, usize)> {
@@ -103,17 +103,17 @@ mod tests {
     #[test]
     fn a_rank_that_the_launcher_ended_is_not_the_cause() {
         use ExitKind::{Code, Signal};
-        let others = [told(1, Signal(15)), told(2, Signal(9)), told(3, Code(1))];
+        let others = [asked_to_end(1, Signal(15)), asked_to_end(2, Signal(9)), asked_to_end(3, Code(1))];
         assert_eq!(blamed(&[&[end(0, Code(75))], &others[..]].concat(), None), Some((0, 0)));
         // ... unless it crashed in a way that no launcher causes.
-        assert_eq!(blamed(&[end(0, Code(75)), told(1, Signal(11))], None), Some((1, 1)));
+        assert_eq!(blamed(&[end(0, Code(75)), asked_to_end(1, Signal(11))], None), Some((1, 1)));
     }
 
     #[test]
     fn what_a_signal_to_the_job_explains_is_no_failure() {
         use ExitKind::{Code, Signal};
-        assert_eq!(blamed(&[end(0, Signal(2)), told(1, Signal(2))], Some(2)), None);
+        assert_eq!(blamed(&[end(0, Signal(2)), asked_to_end(1, Signal(2))], Some(2)), None);
         assert_eq!(blamed(&[end(0, Code(130)), end(1, Code(75))], Some(2)), None);
-        assert_eq!(blamed(&[end(0, Code(3)), told(1, Signal(2))], Some(2)), Some((0, 1)));
+        assert_eq!(blamed(&[end(0, Code(3)), asked_to_end(1, Signal(2))], Some(2)), Some((0, 1)));
     }
 }

@@ -66,7 +66,7 @@ impl Output {
             let source = |(local_rank, pipe)| {
                 let log =
                     config.log(&job.round().run_id, job.round().restart, job.rank(local_rank), stream)?;
-                Ok(Source::new(local_rank, pipe, stream == Stream::Out, log))
+                Ok(StreamReader::new(local_rank, pipe, stream == Stream::Out, log))
             };
             pipes.into_iter().enumerate().map(source).collect::<Result<Vec<_>>>()
         };
@@ -77,7 +77,7 @@ impl Output {
     }
 
     fn start_threads(
-        sources: [(Stream, Vec<Source>); 2],
+        sources: [(Stream, Vec<StreamReader>); 2],
         config: &SpawnConfig,
         events: &Sender<Event>,
     ) -> io::Result<Self> {
@@ -85,7 +85,7 @@ impl Output {
         let (abandon, abandon_writer) = pipe()?;
         // This program's own messages start on a new line; the output of another program is passed on unchanged.
         let (out, err) = Sink::standard(&abandon, config.program.is_none())?;
-        let log_path = |source: &Source| source.log.as_ref().map(|log| log.path().to_path_buf());
+        let log_path = |source: &StreamReader| source.log.as_ref().map(|log| log.path().to_path_buf());
         let logs = sources[1].1.iter().map(log_path).collect();
         let unread = Arc::new(AtomicBool::new(false));
         let mut output =
@@ -145,7 +145,7 @@ impl Drop for Output {
 
 /// The reading end of one rank's stream.
 #[derive(Debug)]
-struct Source {
+struct StreamReader {
     id: usize,
     /// Local rank.
     rank: usize,
@@ -157,7 +157,7 @@ struct Source {
     left: usize,
 }
 
-impl Source {
+impl StreamReader {
     fn new(rank: usize, pipe: OwnedFd, reports: bool, log: Option<LogFile>) -> Self {
         let id = 2 * rank + usize::from(reports);
         Self {
@@ -174,7 +174,7 @@ impl Source {
 
 /// State of one forwarding thread.
 struct Forwarder {
-    sources: Vec<Source>,
+    sources: Vec<StreamReader>,
     /// `None` once writing has failed; the pipes are still read, so that no rank blocks.
     sink: Option<Sink>,
     /// Whether output that is logged is forwarded as well.
@@ -216,7 +216,7 @@ impl Forwarder {
 
     /// Waits for readable sources and returns their indices; `None` when the work is done. (Linux always reports a
     /// hang-up; macOS only if `HUP` is requested.)
-    fn ready(&self, sources: &[Source], finishing: &mut bool) -> Option<Vec<usize>> {
+    fn ready(&self, sources: &[StreamReader], finishing: &mut bool) -> Option<Vec<usize>> {
         let open: Vec<usize> = (0..sources.len()).filter(|&at| sources[at].open).collect();
         if open.is_empty() {
             return None;
@@ -244,11 +244,11 @@ impl Forwarder {
         Some(ready)
     }
 
-    fn read(&mut self, source: &mut Source, chunk: &mut [u8], finishing: bool) {
+    fn read(&mut self, source: &mut StreamReader, chunk: &mut [u8], finishing: bool) {
         match source.pipe.read(chunk) {
             Ok(0) => self.close(source),
             Ok(count) => {
-                let Source { id, rank, lines, log, .. } = source;
+                let StreamReader { id, rank, lines, log, .. } = source;
                 lines.push(&chunk[..count], |item| self.take(*id, *rank, log.as_mut(), item));
                 if finishing {
                     source.left = source.left.saturating_sub(count);
@@ -262,9 +262,9 @@ impl Forwarder {
         }
     }
 
-    fn close(&mut self, source: &mut Source) {
+    fn close(&mut self, source: &mut StreamReader) {
         source.open = false;
-        let Source { id, rank, lines, log, .. } = source;
+        let StreamReader { id, rank, lines, log, .. } = source;
         lines.finish(|item| self.take(*id, *rank, log.as_mut(), item));
         let lost = log.as_mut().and_then(LogFile::lost);
         self.captured.lost_log = self.captured.lost_log.take().or(lost);

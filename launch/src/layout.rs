@@ -7,20 +7,20 @@ use comm::{Error, Result};
 /// Numbering of ranks over nodes (machines): node by node, the same number on each.
 ///
 /// ```
-/// use launch::Layout;
+/// use launch::NodeLayout;
 ///
-/// let layout = Layout::new(2, 4)?;
+/// let layout = NodeLayout::new(2, 4)?;
 /// assert_eq!(layout.world_size(), 8);
-/// assert_eq!(layout.place(6), (1, 2));
+/// assert_eq!(layout.node_and_local_rank(6), (1, 2));
 /// # Ok::<(), comm::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout {
+pub struct NodeLayout {
     nodes: usize,
     local_world_size: usize,
 }
 
-impl Layout {
+impl NodeLayout {
     /// Creates a layout of `nodes` nodes with `local_world_size` ranks each.
     ///
     /// # Errors
@@ -60,7 +60,7 @@ impl Layout {
     }
 
     /// Returns the node and the local rank of a global rank.
-    pub fn place(self, global_rank: usize) -> (usize, usize) {
+    pub fn node_and_local_rank(self, global_rank: usize) -> (usize, usize) {
         (global_rank / self.local_world_size, global_rank % self.local_world_size)
     }
 
@@ -77,11 +77,11 @@ mod tests {
     #[test]
     fn each_rank_has_one_place_and_each_place_one_rank() {
         for (nodes, local) in [(1, 1), (1, 4), (2, 4), (3, 5), (7, 1)] {
-            let layout = Layout::new(nodes, local).unwrap();
+            let layout = NodeLayout::new(nodes, local).unwrap();
             let places = (0..nodes).flat_map(|node| (0..local).map(move |rank| (node, rank)));
             for (rank, (node, local_rank)) in places.enumerate() {
                 assert_eq!(layout.global_rank(node, local_rank), rank);
-                assert_eq!(layout.place(rank), (node, local_rank));
+                assert_eq!(layout.node_and_local_rank(rank), (node, local_rank));
                 assert!(layout.ranks_of(node).contains(&rank));
             }
             assert_eq!((layout.world_size(), layout.ranks_of(nodes - 1).end), (nodes * local, nodes * local));
@@ -90,8 +90,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_counted_is_refused() {
-        assert_eq!(Layout::new(0, 4).unwrap_err().to_string(), "nodes: got 0; at least 1 is needed");
-        assert!(Layout::new(2, 0).unwrap_err().to_string().starts_with("local_world_size: got 0"));
-        assert!(Layout::new(usize::MAX, 2).unwrap_err().to_string().contains("too many"));
+        assert_eq!(NodeLayout::new(0, 4).unwrap_err().to_string(), "nodes: got 0; at least 1 is needed");
+        assert!(NodeLayout::new(2, 0).unwrap_err().to_string().starts_with("local_world_size: got 0"));
+        assert!(NodeLayout::new(usize::MAX, 2).unwrap_err().to_string().contains("too many"));
     }
 }

@@ -80,7 +80,7 @@ pub use comm::EXIT_PEER_FAILED;
 pub use config::SpawnConfig;
 pub use elastic::{ElasticJob, elastic_min};
 pub use error::{Error, Result};
-pub use layout::Layout;
+pub use layout::NodeLayout;
 pub use logs::LogConfig;
 pub use master_port::MasterPort;
 pub use notes::{Notes, send_note, wants_notes};

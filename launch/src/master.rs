@@ -17,11 +17,11 @@ const BACKLOG: i32 = 1024;
 
 /// The rendezvous port; open or reserved until this is dropped.
 pub(super) struct Master {
-    held: Held,
+    socket: MasterSocket,
     pub(super) port: u16,
 }
 
-enum Held {
+enum MasterSocket {
     Listener(TcpListener),
     Reserved(ReservedPort),
 }
@@ -46,7 +46,7 @@ impl Master {
         };
         for address in addresses {
             match hold(address, *port_kind) {
-                Ok((held, port)) => return Ok(Self { held, port }),
+                Ok((socket, port)) => return Ok(Self { socket, port }),
                 Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {}
                 Err(error) => {
                     return Err(Error::Listen { address: address.to_string(), reason: error.to_string() });
@@ -58,24 +58,24 @@ impl Master {
 
     /// Returns the listener that rank 0 inherits, if any, and the reservation that the launcher keeps, if any.
     pub(super) fn split(self) -> (Option<TcpListener>, Option<ReservedPort>) {
-        match self.held {
-            Held::Listener(listener) => (Some(listener), None),
-            Held::Reserved(reserved) => (None, Some(reserved)),
+        match self.socket {
+            MasterSocket::Listener(listener) => (Some(listener), None),
+            MasterSocket::Reserved(reserved) => (None, Some(reserved)),
         }
     }
 }
 
-fn hold(address: SocketAddr, kind: MasterPort) -> io::Result<(Held, u16)> {
+fn hold(address: SocketAddr, kind: MasterPort) -> io::Result<(MasterSocket, u16)> {
     match kind {
         MasterPort::Inherited => {
             let (socket, address) = bound(address)?;
             socket.listen(BACKLOG)?;
-            Ok((Held::Listener(socket.into()), address.port()))
+            Ok((MasterSocket::Listener(socket.into()), address.port()))
         }
         MasterPort::Reserved => {
             let reserved = ReservedPort::bind(address)?;
             let port = reserved.address().port();
-            Ok((Held::Reserved(reserved), port))
+            Ok((MasterSocket::Reserved(reserved), port))
         }
     }
 }

@@ -87,7 +87,7 @@ pub(crate) enum Order {
         restart: usize,
         of: usize,
     },
-    Over(Verdict),
+    Over(JobOutcome),
 }
 
 /// What all ranks of a round share. Not `Debug`: it holds the secret.
@@ -108,7 +108,7 @@ pub(crate) struct Round {
 
 /// How the job ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Verdict {
+pub(crate) enum JobOutcome {
     Done,
     /// The first cause, of any node.
     Failed(WorkerFailure),

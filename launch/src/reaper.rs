@@ -46,15 +46,15 @@ impl Reaper {
 
     /// Reports a process that the launcher has started.
     pub(super) fn add(&self, process: Pid) {
-        self.tell(process.as_raw_pid());
+        self.send(process.as_raw_pid());
     }
 
     /// Reports a process that has ended and is about to be reaped; afterwards its id may be reused.
     pub(super) fn remove(&self, process: Pid) {
-        self.tell(-process.as_raw_pid());
+        self.send(-process.as_raw_pid());
     }
 
-    fn tell(&self, word: i32) {
+    fn send(&self, word: i32) {
         // A pipe takes these few bytes completely or not at all; if it does not, the reaper still finds the process by
         // its environment.
         let _ = self.alive.as_ref().map(|mut pipe| pipe.write_all(&word.to_ne_bytes()));

@@ -19,7 +19,7 @@ use super::signals::StopSignal;
 use super::start;
 use super::supervise::{Finished, Supervisor};
 use crate::SpawnConfig;
-use crate::message::{Ending, NodeMessage, Order, Round, Verdict};
+use crate::message::{Ending, JobOutcome, NodeMessage, Order, Round};
 
 /// The report of each rank, by local rank.
 type Reports = Vec<Option<String>>;
@@ -46,13 +46,13 @@ impl Rounds<'_> {
             // It may use the rendezvous port of the round before.
             self.announcer = None;
             let master = self.open().inspect_err(|error| {
-                self.nodes.tell(NodeMessage::Ended(Ending::Stopped(error.to_string())));
+                self.nodes.send(NodeMessage::Ended(Ending::Stopped(error.to_string())));
             })?;
             let port = master.as_ref().map_or(0, |master| master.port);
             let local_world_size = self.config.local_world_size();
             let elastic = self.config.elastic.as_ref().map(|elastic| elastic.min);
             let max_restarts = self.config.max_restarts;
-            self.nodes.tell(NodeMessage::Ready {
+            self.nodes.send(NodeMessage::Ready {
                 host: comm::internal::host_name(),
                 local_world_size,
                 port,
@@ -61,7 +61,7 @@ impl Rounds<'_> {
             });
             let round = match self.order()? {
                 Order::Start(round) => round,
-                Order::Over(verdict) => return self.conclude(verdict, Ok(Vec::new())),
+                Order::Over(outcome) => return self.conclude(outcome, Ok(Vec::new())),
                 Order::Stop
                 | Order::GoOn(_)
                 | Order::Note(_)
@@ -73,11 +73,11 @@ impl Rounds<'_> {
                 self.round(&round, master).unwrap_or_else(Finished::of);
             self.announcer = announcer;
             self.lost_log = self.lost_log.take().or(lost_log);
-            self.nodes.tell(NodeMessage::Ended(self.ending(&result, failed_at)));
-            let had_verdict = self.inbox.has_kept();
+            self.nodes.send(NodeMessage::Ended(self.ending(&result, failed_at)));
+            let had_outcome = self.inbox.has_kept();
             match self.order()? {
-                Order::Over(verdict) if !had_verdict => return self.conclude_without(verdict, result),
-                Order::Over(verdict) => return self.conclude(verdict, result),
+                Order::Over(outcome) if !had_outcome => return self.conclude_without(outcome, result),
+                Order::Over(outcome) => return self.conclude(outcome, result),
                 Order::Again { reason, restart, of } => {
                     tracing::warn!("{reason}; all ranks start again (restart {restart} of {of})");
                 }
@@ -152,7 +152,7 @@ impl Rounds<'_> {
                 }
                 Some(Event::Signal(signal)) => {
                     self.signal = Some(StopSignal::new(signal));
-                    self.nodes.tell(NodeMessage::Ended(Ending::Stopped(by_signal(signal))));
+                    self.nodes.send(NodeMessage::Ended(Ending::Stopped(by_signal(signal))));
                 }
                 Some(_) => {}
                 None => {
@@ -173,38 +173,38 @@ impl Rounds<'_> {
         }
     }
 
-    /// As [`conclude`](Self::conclude), when the ranks of this node ended before the verdict arrived. If the first node
-    /// is lost, so that no verdict of the coordinator exists, a rank that failed here by itself is the best known cause.
-    fn conclude_without(&self, verdict: Verdict, result: Result<Reports>) -> Result<Reports> {
+    /// As [`conclude`](Self::conclude), when the ranks of this node ended before the outcome arrived. If the first node
+    /// is lost, so that no outcome of the coordinator exists, a rank that failed here by itself is the best known cause.
+    fn conclude_without(&self, outcome: JobOutcome, result: Result<Reports>) -> Result<Reports> {
         let of_first =
-            matches!(&verdict, Verdict::Gone(node) | Verdict::Silent { node, .. } if node.node == 0);
+            matches!(&outcome, JobOutcome::Gone(node) | JobOutcome::Silent { node, .. } if node.node == 0);
         let own = |failure: &WorkerFailure| failure.status != ExitKind::Code(EXIT_PEER_FAILED);
         match &result {
             Err(Error::Worker(failure)) if of_first && own(failure) => {
-                if let Err(error) = self.conclude(verdict, Ok(Vec::new())) {
+                if let Err(error) = self.conclude(outcome, Ok(Vec::new())) {
                     tracing::warn!("{error}");
                 }
                 result
             }
-            _ => self.conclude(verdict, result),
+            _ => self.conclude(outcome, result),
         }
     }
 
-    fn conclude(&self, verdict: Verdict, result: Result<Reports>) -> Result<Reports> {
-        match verdict {
-            Verdict::Done => match self.signal {
+    fn conclude(&self, outcome: JobOutcome, result: Result<Reports>) -> Result<Reports> {
+        match outcome {
+            JobOutcome::Done => match self.signal {
                 // One that came while the last processes were cleaned up.
                 Some(StopSignal { number: signal, .. }) => Err(Error::Interrupted { signal }),
                 None => self.lost_log.clone().map_or(result, |error| Err(error.into())),
             },
-            Verdict::Failed(failure) => Err(Box::new(failure).into()),
-            Verdict::Gone(node) => Err(Error::NodeGone(node)),
-            Verdict::Silent { node, ms } => {
+            JobOutcome::Failed(failure) => Err(Box::new(failure).into()),
+            JobOutcome::Gone(node) => Err(Error::NodeGone(node)),
+            JobOutcome::Silent { node, ms } => {
                 Err(Error::NodeSilent { node, silence: Duration::from_millis(ms) })
             }
             // Whichever node has ended it: its ranks have stopped with a checkpoint.
-            Verdict::Stopped { .. } if matches!(result, Err(Error::Checkpointed)) => result,
-            Verdict::Stopped { node, reason } => match (node.node == self.config.node_rank, self.signal) {
+            JobOutcome::Stopped { .. } if matches!(result, Err(Error::Checkpointed)) => result,
+            JobOutcome::Stopped { node, reason } => match (node.node == self.config.node_rank, self.signal) {
                 (true, Some(StopSignal { number: signal, .. })) => Err(Error::Interrupted { signal }),
                 (true, None) if result.is_err() => result,
                 _ => Err(Error::NodeStopped { node, reason }),

@@ -34,7 +34,7 @@ pub(super) struct Worker {
     /// Exit status, once it was reaped.
     pub(super) ended: Option<ExitKind>,
     /// Whether the launcher has told it to end.
-    pub(super) told: bool,
+    pub(super) asked_to_end: bool,
     /// Whether it was started in place of a lost rank.
     is_newcomer: bool,
     /// Whether it has joined the group.
@@ -128,7 +128,7 @@ impl Workers {
     /// Sends these signals to every rank that still runs, and marks it as told to end.
     pub(super) fn signal_all(&mut self, signals: &[Signal]) {
         for worker in &mut self.list {
-            worker.told |= worker.ended.is_none();
+            worker.asked_to_end |= worker.ended.is_none();
             signals.iter().for_each(|&signal| worker.send(signal));
         }
     }
@@ -188,7 +188,7 @@ impl Workers {
             reaper: self.reaper.clone(),
             pid,
             ended: None,
-            told: false,
+            asked_to_end: false,
             is_newcomer,
             has_met: false,
             left_behind: false,

@@ -77,7 +77,7 @@ mod units;
 pub use config::PipelineConfig;
 pub use error::{Error, Result};
 pub use modules::Modules;
-pub use pipeline::{Pipeline, Step};
+pub use pipeline::{Pipeline, StepOutput};
 pub use schedule::{Action, ActionKind, Durations, Plan, Schedule, ScheduleKind, Span, Table};
 pub use split::{Cost, Split};
 pub use strategy::DistributedModel;

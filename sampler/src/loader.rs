@@ -130,10 +130,10 @@ where
         let indices = self.sampler.batches()?;
         let fetch = self.fetch.clone();
         let source = if self.config.num_workers == 0 {
-            Source::Caller { fetch, indices, batch: 0, buffer: Vec::new() }
+            BatchSource::Caller { fetch, indices, batch: 0, buffer: Vec::new() }
         } else {
             let window = self.config.num_workers.saturating_mul(self.config.prefetch_factor);
-            Source::Workers(Workers::start(fetch, Box::new(indices), self.config.num_workers, window)?)
+            BatchSource::Workers(Workers::start(fetch, Box::new(indices), self.config.num_workers, window)?)
         };
         Ok(Batches { source, samples: 0 })
     }
@@ -147,11 +147,11 @@ where
 ///
 /// Dropping it early stops and joins its workers; each finishes its current sample or collate call first.
 pub struct Batches<D: Dataset, B> {
-    source: Source<D, B>,
+    source: BatchSource<D, B>,
     samples: usize,
 }
 
-enum Source<D: Dataset, B> {
+enum BatchSource<D: Dataset, B> {
     Caller { fetch: Fetch<D, B>, indices: BatchIndices, batch: usize, buffer: Vec<usize> },
     Workers(Workers<D, B>),
 }
@@ -169,8 +169,8 @@ impl<D: Dataset, B> Iterator for Batches<D, B> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let loaded = match &mut self.source {
-            Source::Workers(workers) => workers.next()?,
-            Source::Caller { fetch, indices, batch, buffer } => match indices.next_into(buffer) {
+            BatchSource::Workers(workers) => workers.next()?,
+            BatchSource::Caller { fetch, indices, batch, buffer } => match indices.next_into(buffer) {
                 Ok(false) => return None,
                 Err(error) => Loaded { batch: Err(error), samples: 0 },
                 Ok(true) => {

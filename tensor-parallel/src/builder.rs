@@ -17,7 +17,7 @@ use training::{TensorFile, TorchInit};
 use crate::context::check_own_backward;
 use crate::division::Division;
 use crate::parameter::Parameter;
-use crate::source::{RequestedDivision, Source};
+use crate::source::{RequestedDivision, WeightSource};
 use crate::{Context, Error, RandomStreams, Result, Split, TensorParallelConfig};
 
 /// Source of a model's weights. It describes the whole model; each rank takes its part.
@@ -75,7 +75,7 @@ impl Weights {
         let Weights::File(path) = self else { return Ok(()) };
         let alone = Local::group(1, &LocalConfig::default())?.remove(0);
         let context = Context::new(Arc::new(alone), config.sequence_parallel, RandomStreams::new(0, 0, 0));
-        let source = Source::Outline(TensorFile::open(path)?, BTreeSet::new());
+        let source = WeightSource::Outline(TensorFile::open(path)?, BTreeSet::new());
         let builder = ShardBuilder::of(source, config, context, false);
         build(builder.clone())?;
         builder.finish().map(drop)
@@ -83,7 +83,7 @@ impl Weights {
 }
 
 struct Inner {
-    source: Mutex<Source>,
+    source: Mutex<WeightSource>,
     parameters: Mutex<Vec<Parameter>>,
     device: Device,
     context: Context,
@@ -112,15 +112,15 @@ impl ShardBuilder {
             Weights::Random(generator) => {
                 let scratch = VarMap::new();
                 let builder = TorchInit::var_builder(generator, &scratch, config.dtype, &Device::Cpu);
-                Source::Random { builder, scratch }
+                WeightSource::Random { builder, scratch }
             }
-            Weights::File(path) => Source::File(TensorFile::open(path)?, BTreeSet::new()),
-            Weights::Parts(WeightParts(source)) => Source::Parts(source.clone()),
+            Weights::File(path) => WeightSource::File(TensorFile::open(path)?, BTreeSet::new()),
+            Weights::Parts(WeightParts(source)) => WeightSource::Parts(source.clone()),
         };
         Ok(Self::of(source, config, context, is_averaged))
     }
 
-    fn of(source: Source, config: &TensorParallelConfig, context: Context, is_averaged: bool) -> Self {
+    fn of(source: WeightSource, config: &TensorParallelConfig, context: Context, is_averaged: bool) -> Self {
         let (source, parameters) = (Mutex::new(source), Mutex::default());
         let (dtype, device) = (config.dtype, config.device.clone());
         let inner = Inner { source, parameters, device, context, is_averaged };
@@ -131,7 +131,7 @@ impl ShardBuilder {
     /// that does not read `asked` returns whole weights, which are then cut.
     pub(crate) fn external(builder: VarBuilder<'static>, asked: RequestedDivision, context: Context) -> Self {
         let (dtype, device) = (builder.dtype(), builder.device().clone());
-        let (source, parameters) = (Mutex::new(Source::Elsewhere(builder, asked)), Mutex::default());
+        let (source, parameters) = (Mutex::new(WeightSource::Elsewhere(builder, asked)), Mutex::default());
         let inner = Inner { source, parameters, device, context, is_averaged: false };
         Self { inner: Arc::new(inner), prefix: String::new(), dtype, frozen: false }
     }
@@ -229,18 +229,18 @@ impl ShardBuilder {
         let shard_dims = division.dims(&source.full_name(&name), &dims, (rank, ranks))?;
         let runs = split.runs(&dims, rank, ranks);
         let tensor = match &mut *source {
-            Source::Random { builder, scratch } => {
+            WeightSource::Random { builder, scratch } => {
                 let whole = builder.get_with_hints_dtype(shape, &name, init, self.dtype)?;
                 // The whole weight is not needed any more; this frees memory for the next one.
                 scratch.data().lock().unwrap_or_else(PoisonError::into_inner).clear();
                 slice_part(&whole, runs, &shard_dims)?
             }
-            Source::File(..) | Source::Parts(_) => {
+            WeightSource::File(..) | WeightSource::Parts(_) => {
                 let ranges: Vec<_> = runs.ranges().collect();
                 source.read(&name, &shape, init, self.dtype, &ranges)?.reshape(&shard_dims[..])?
             }
             // Returns a broadcast scalar, so that no memory is allocated for values that are not used.
-            Source::Outline(file, asked_for) => {
+            WeightSource::Outline(file, asked_for) => {
                 file.check(&name, &dims, self.dtype)?;
                 asked_for.insert(name.clone());
                 let var = Var::zeros((), self.dtype, &Device::Cpu)?;
@@ -248,7 +248,7 @@ impl ShardBuilder {
                 parameters.push(Parameter { name, var, dims, split, summed, _guard: None });
                 return Ok(tensor);
             }
-            Source::Elsewhere(builder, asked) => {
+            WeightSource::Elsewhere(builder, asked) => {
                 *lock(asked) = Some(division);
                 let found = builder.get_with_hints_dtype(shape, &name, init, self.dtype);
                 lock(asked).take();
@@ -291,7 +291,9 @@ impl ShardBuilder {
 
     /// Returns the parameters that were requested, when the model is complete.
     pub(crate) fn finish(&self) -> Result<Vec<Parameter>> {
-        if let Source::File(file, asked_for) | Source::Outline(file, asked_for) = &*lock(&self.inner.source) {
+        if let WeightSource::File(file, asked_for) | WeightSource::Outline(file, asked_for) =
+            &*lock(&self.inner.source)
+        {
             file.only_of_model(&asked_for.iter().map(String::as_str).collect::<Vec<_>>())?;
         }
         Ok(std::mem::take(&mut *lock(&self.inner.parameters)))

@@ -13,7 +13,7 @@ use crate::division::Division;
 use crate::{Error, Result};
 
 /// Source of a builder's weights.
-pub(crate) enum Source {
+pub(crate) enum WeightSource {
     /// Draws weights; the map holds one whole weight at a time.
     Random {
         builder: VarBuilder<'static>,
@@ -28,7 +28,7 @@ pub(crate) enum Source {
     Elsewhere(VarBuilder<'static>, RequestedDivision),
 }
 
-impl Source {
+impl WeightSource {
     pub(crate) fn has_parts(&self) -> bool {
         matches!(self, Self::File(..) | Self::Parts(_))
     }

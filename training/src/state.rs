@@ -66,10 +66,10 @@ pub trait OptimizerState {
 pub struct DeferredCopy {
     shape: Shape,
     dtype: DType,
-    source: Source,
+    source: CopySource,
 }
 
-enum Source {
+enum CopySource {
     Copied(Tensor),
     Tensor(Tensor),
     Host(Arc<CpuStorage>),
@@ -78,17 +78,17 @@ enum Source {
 impl DeferredCopy {
     /// The copy of a tensor, which must not change before it is made.
     pub fn new(tensor: Tensor) -> Self {
-        Self { shape: tensor.shape().clone(), dtype: tensor.dtype(), source: Source::Tensor(tensor) }
+        Self { shape: tensor.shape().clone(), dtype: tensor.dtype(), source: CopySource::Tensor(tensor) }
     }
 
     /// The copy of an optimizer's numbers on a CPU; a step before it is made copies them itself.
     pub(crate) fn of_storage(storage: Arc<CpuStorage>, shape: &Shape, dtype: DType) -> Self {
-        Self { shape: shape.clone(), dtype, source: Source::Host(storage) }
+        Self { shape: shape.clone(), dtype, source: CopySource::Host(storage) }
     }
 
     /// Wraps a tensor that is already a copy, and that nobody else uses.
     pub fn done(tensor: Tensor) -> Self {
-        Self { shape: tensor.shape().clone(), dtype: tensor.dtype(), source: Source::Copied(tensor) }
+        Self { shape: tensor.shape().clone(), dtype: tensor.dtype(), source: CopySource::Copied(tensor) }
     }
 
     /// Its dimensions.
@@ -103,7 +103,7 @@ impl DeferredCopy {
 
     /// Whether the copy is still to be made.
     pub fn is_pending(&self) -> bool {
-        !matches!(self.source, Source::Copied(_))
+        !matches!(self.source, CopySource::Copied(_))
     }
 
     /// Copies only the first `len` elements, to a tensor of one dimension.
@@ -112,13 +112,15 @@ impl DeferredCopy {
     /// candle's, if there are fewer.
     pub fn first(mut self, len: usize) -> candle_core::Result<Self> {
         self.source = match self.source {
-            Source::Copied(tensor) if len == self.shape.elem_count() => Source::Copied(tensor.flatten_all()?),
-            Source::Copied(tensor) => {
-                Source::Copied(tensor.flatten_all()?.narrow(0, 0, len)?.force_contiguous()?)
+            CopySource::Copied(tensor) if len == self.shape.elem_count() => {
+                CopySource::Copied(tensor.flatten_all()?)
             }
-            Source::Tensor(tensor) => Source::Tensor(tensor.flatten_all()?.narrow(0, 0, len)?),
-            Source::Host(storage) if len <= self.shape.elem_count() => Source::Host(storage),
-            Source::Host(_) => bail!("{len} of {} elements", self.shape.elem_count()),
+            CopySource::Copied(tensor) => {
+                CopySource::Copied(tensor.flatten_all()?.narrow(0, 0, len)?.force_contiguous()?)
+            }
+            CopySource::Tensor(tensor) => CopySource::Tensor(tensor.flatten_all()?.narrow(0, 0, len)?),
+            CopySource::Host(storage) if len <= self.shape.elem_count() => CopySource::Host(storage),
+            CopySource::Host(_) => bail!("{len} of {} elements", self.shape.elem_count()),
         };
         self.shape = len.into();
         Ok(self)
@@ -149,10 +151,12 @@ impl DeferredCopy {
             spare.reshape(&self.shape)
         };
         match (self.source, spare.filter(fits)) {
-            (Source::Copied(tensor), _) => Ok(tensor),
-            (Source::Host(storage), Some(spare)) => over(spare, &storage, &Layout::contiguous(&self.shape)),
-            (Source::Host(storage), None) => copied(&storage, &self.shape),
-            (Source::Tensor(tensor), spare) => match (&*tensor.storage_and_layout().0, spare) {
+            (CopySource::Copied(tensor), _) => Ok(tensor),
+            (CopySource::Host(storage), Some(spare)) => {
+                over(spare, &storage, &Layout::contiguous(&self.shape))
+            }
+            (CopySource::Host(storage), None) => copied(&storage, &self.shape),
+            (CopySource::Tensor(tensor), spare) => match (&*tensor.storage_and_layout().0, spare) {
                 (Storage::Cpu(storage), Some(spare)) => over(spare, storage, tensor.layout()),
                 _ => tensor.force_contiguous(),
             },

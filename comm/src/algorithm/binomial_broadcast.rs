@@ -1,6 +1,6 @@
 //! Binomial tree broadcast: in each step, every rank that has the buffer sends it to one that has not.
 
-use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Schedule, ScheduleStep, Transfer};
 
 /// # Cost
 /// log2(P) steps, rounded up; the root sends the buffer that many times.
@@ -22,7 +22,7 @@ pub(crate) fn schedule(rank: usize, world_size: usize, len: usize, root: usize) 
         } else {
             continue;
         };
-        steps.push(Step { transfers: vec![transfer], finished: 0..0 });
+        steps.push(ScheduleStep { transfers: vec![transfer], finished: 0..0 });
     }
     Schedule { steps }
 }

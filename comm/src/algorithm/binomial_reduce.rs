@@ -1,6 +1,6 @@
 //! Binomial tree reduce: the tree of the broadcast, from the leaves to the root.
 
-use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Schedule, ScheduleStep, Transfer};
 
 /// Works on a copy of the tensor, except on the root.
 ///
@@ -26,7 +26,7 @@ pub(crate) fn schedule(rank: usize, world_size: usize, len: usize, root: usize) 
         } else {
             continue;
         };
-        steps.push(Step { transfers: vec![transfer], finished: 0..0 });
+        steps.push(ScheduleStep { transfers: vec![transfer], finished: 0..0 });
         if is_sender {
             break;
         }

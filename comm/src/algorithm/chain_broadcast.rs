@@ -1,7 +1,7 @@
 //! Pipelined chain broadcast: the buffer is sent from rank to rank in segments. While one segment is received, the one
 //! before it is sent on.
 
-use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer, part};
+use crate::algorithm::schedule::{Combine, Schedule, ScheduleStep, Transfer, part};
 
 /// # Cost
 /// P-2+k steps for k segments; each rank but the last sends the buffer once, whatever the number of ranks.
@@ -25,7 +25,7 @@ pub(crate) fn schedule(rank: usize, world_size: usize, len: usize, root: usize, 
         if let Some(s) = sent(s).filter(|s| place + 1 < world_size && *s < segments) {
             transfers.push(Transfer::Send { to: next, range: part(len, segments, s) });
         }
-        Step { transfers, finished: 0..0 }
+        ScheduleStep { transfers, finished: 0..0 }
     };
     Schedule { steps: (0..=segments).map(step).filter(|step| !step.transfers.is_empty()).collect() }
 }

@@ -1,7 +1,7 @@
 //! Pipelined chain reduce: partial sums are sent from rank to rank towards the root, in segments. While one segment is
 //! received, the one before it is sent on.
 
-use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer, part};
+use crate::algorithm::schedule::{Combine, Schedule, ScheduleStep, Transfer, part};
 
 /// Works on the tensor, then, on ranks other than the root, scratch space for two partial sums, see [`room`].
 ///
@@ -23,7 +23,7 @@ pub(crate) fn schedule(rank: usize, world_size: usize, len: usize, root: usize, 
     };
     let sent = |s: usize| if is_last { Some(s) } else { s.checked_sub(1) };
     let step = |s: usize| {
-        let mut step = Step::default();
+        let mut step = ScheduleStep::default();
         if !is_last && s < segments {
             let (mine, combine) = (segment(s).start, Combine::MineFirst);
             step.transfers.push(Transfer::Fold { from: away, range: sum(s), mine, combine });

@@ -1,6 +1,6 @@
 //! Direct all-gather: each rank sends its part to all others at once.
 
-use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, ScheduleStep, Transfer};
 
 /// Works on the output, whose `rank`-th part already holds this rank's input. With empty parts it is a barrier.
 ///
@@ -23,7 +23,7 @@ pub(crate) fn schedule(rank: usize, parts: &Parts) -> Schedule {
         transfers.push(Transfer::Send { to, range: parts.of(rank) });
         transfers.push(Transfer::Recv { from, range: parts.of(from), combine: Combine::Replace });
     }
-    Schedule { steps: vec![Step { transfers, finished: 0..0 }] }
+    Schedule { steps: vec![ScheduleStep { transfers, finished: 0..0 }] }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Direct gather: every rank sends its part to the root, which receives all of them at the same time.
 
-use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, ScheduleStep, Transfer};
 
 /// Works on the input of this rank, then, on the root, the output.
 ///
@@ -13,7 +13,7 @@ pub(crate) fn schedule(rank: usize, parts: &Parts, root: usize) -> Schedule {
     let own = 0..parts.of(rank).len();
     if rank != root {
         let transfers = vec![Transfer::Send { to: root, range: own }];
-        return Schedule { steps: vec![Step { transfers, finished: 0..0 }] };
+        return Schedule { steps: vec![ScheduleStep { transfers, finished: 0..0 }] };
     }
     let place = |rank: usize| {
         let part = parts.of(rank);
@@ -21,7 +21,7 @@ pub(crate) fn schedule(rank: usize, parts: &Parts, root: usize) -> Schedule {
     };
     let others = (0..parts.count()).filter(|other| *other != root);
     let receive = |from: usize| Transfer::Recv { from, range: place(from), combine: Combine::Replace };
-    let receives = Step { transfers: others.map(receive).collect(), finished: 0..0 };
+    let receives = ScheduleStep { transfers: others.map(receive).collect(), finished: 0..0 };
     Schedule::copying(own.clone(), place(rank).start).then(Schedule { steps: vec![receives] })
 }
 

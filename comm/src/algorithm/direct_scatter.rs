@@ -1,6 +1,6 @@
 //! Direct scatter: the root sends every rank its part.
 
-use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, ScheduleStep, Transfer};
 
 /// Works on the input, on the root only, then the output of this rank.
 ///
@@ -13,11 +13,11 @@ pub(crate) fn schedule(rank: usize, parts: &Parts, root: usize) -> Schedule {
     let own = parts.of(rank);
     if rank != root {
         let receive = Transfer::Recv { from: root, range: 0..own.len(), combine: Combine::Replace };
-        return Schedule { steps: vec![Step { transfers: vec![receive], finished: 0..0 }] };
+        return Schedule { steps: vec![ScheduleStep { transfers: vec![receive], finished: 0..0 }] };
     }
     let others = (0..parts.count()).filter(|other| *other != root);
     let send = |to: usize| Transfer::Send { to, range: parts.of(to) };
-    let sends = Step { transfers: others.map(send).collect(), finished: 0..0 };
+    let sends = ScheduleStep { transfers: others.map(send).collect(), finished: 0..0 };
     Schedule { steps: vec![sends] }.then(Schedule::copying(own, parts.len()))
 }
 

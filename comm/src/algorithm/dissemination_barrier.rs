@@ -1,7 +1,7 @@
 //! Dissemination barrier: in step k each rank notifies the rank at a distance of 2^k that it, and all ranks whose
 //! notifications it has received, have reached the barrier.
 
-use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Schedule, ScheduleStep, Transfer};
 
 /// Works on a buffer of one element, whose value does not matter.
 ///
@@ -14,7 +14,7 @@ pub(crate) fn schedule(rank: usize, world_size: usize) -> Schedule {
     let rounds = world_size.max(1).next_power_of_two().ilog2();
     let step = |k: u32| {
         let distance = 1 << k;
-        Step {
+        ScheduleStep {
             finished: 0..0,
             transfers: vec![
                 Transfer::Send { to: (rank + distance) % world_size, range: 0..1 },

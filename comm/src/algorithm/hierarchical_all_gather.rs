@@ -2,7 +2,7 @@
 //! parts around a ring of hosts, and the ranks of a host send each other the parts received.
 
 use crate::Topology;
-use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, ScheduleStep, Transfer};
 
 use super::ring_all_gather;
 
@@ -25,7 +25,7 @@ pub(crate) fn schedule(rank: usize, topology: &Topology, parts: &Parts) -> Sched
         // The host whose parts were received last; `count` keeps the difference positive.
         let row = host + count - s;
         let within = ring_all_gather::schedule_of(index, local.len(), |index| of(row, index));
-        let between = Step {
+        let between = ScheduleStep {
             finished: 0..0,
             transfers: vec![
                 Transfer::Send { to: hosts[(host + 1) % count][index], range: of(row, index) },

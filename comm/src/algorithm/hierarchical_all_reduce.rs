@@ -3,7 +3,7 @@
 //! sent between hosts, where it is slow, and all ranks of a host send them in parallel.
 
 use crate::Topology;
-use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer, part};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, ScheduleStep, Transfer, part};
 
 use super::{ring_all_gather, ring_all_reduce};
 
@@ -73,7 +73,7 @@ fn ring_reduce_scatter_in_place(rank: usize, parts: &Parts) -> Schedule {
     let step = |s: usize| {
         // `2 * world_size` keeps the differences positive; `Parts::of` takes them modulo the number of parts.
         let send = rank + 2 * world_size - 1 - s;
-        Step {
+        ScheduleStep {
             finished: 0..0,
             transfers: vec![
                 Transfer::Send { to: next, range: parts.of(send) },
@@ -143,7 +143,7 @@ mod tests {
         // Each segment has two steps within hosts and two between them, overlapped with other segments; the first and
         // the last step run alone.
         assert_eq!(schedule.steps.len(), 1 + 2 + 2 + 2 + 2 + 1);
-        let both = |step: &Step| {
+        let both = |step: &ScheduleStep| {
             step.transfers.iter().filter_map(Transfer::peer).any(|(peer, _)| peer == 1)
                 && step.transfers.iter().filter_map(Transfer::peer).any(|(peer, _)| peer == 2)
         };

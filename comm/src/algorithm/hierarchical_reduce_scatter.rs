@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::Topology;
-use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, ScheduleStep, Transfer};
 
 /// Works on the input, then the output, then scratch space for sums, see [`room`]. There are two or more hosts, all
 /// with the same number of ranks, two or more ([`Topology::is_regular`]).
@@ -96,7 +96,7 @@ impl Builder<'_> {
             let (next, previous) = (local[(index + 1) % ranks], local[(index + ranks - 1) % ranks]);
             let fold =
                 Transfer::Fold { from: previous, range, mine: mine.start, combine: Combine::TheirsFirst };
-            Step { transfers: vec![Transfer::Send { to: next, range: sent }, fold], finished: 0..0 }
+            ScheduleStep { transfers: vec![Transfer::Send { to: next, range: sent }, fold], finished: 0..0 }
         };
         Schedule { steps: (0..ranks - 1).map(step).collect() }
     }
@@ -114,7 +114,7 @@ impl Builder<'_> {
             Transfer::Send { to, range: self.sum(s, len(s)) },
             Transfer::Fold { from, range, mine, combine: Combine::TheirsFirst },
         ];
-        Schedule { steps: vec![Step { transfers, finished }] }
+        Schedule { steps: vec![ScheduleStep { transfers, finished }] }
     }
 }
 

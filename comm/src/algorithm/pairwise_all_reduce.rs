@@ -3,7 +3,7 @@
 //! one.
 
 use super::pairwise_reduce_scatter::{exchange, others, sum};
-use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer, part};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, ScheduleStep, Transfer, part};
 
 /// Works on the buffer, one segment of at most `segment` elements after the other, and scratch space behind it, see
 /// [`room`].
@@ -28,7 +28,7 @@ pub(crate) fn schedule(rank: usize, world_size: usize, len: usize, segment: usiz
             last.push(Transfer::Send { to: peer, range: of(rank) });
             last.push(Transfer::Recv { from: peer, range: of(peer), combine: Combine::Replace });
         }
-        [exchange(rank, &parts, place.start, len), Step { transfers: last, finished: 0..0 }]
+        [exchange(rank, &parts, place.start, len), ScheduleStep { transfers: last, finished: 0..0 }]
     });
     Schedule { steps: steps.collect() }
 }

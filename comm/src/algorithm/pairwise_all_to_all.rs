@@ -1,7 +1,7 @@
 //! Pairwise all-to-all: in step s each rank sends to the rank at distance s ahead, and receives from the one at
 //! distance s behind.
 
-use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, ScheduleStep, Transfer};
 
 /// Works on the input, divided as in `input`, then the output, divided as in `output`.
 ///
@@ -18,7 +18,7 @@ pub(crate) fn schedule(rank: usize, input: &Parts, output: &Parts) -> Schedule {
     };
     let step = |s: usize| {
         let (to, from) = ((rank + s) % world_size, (rank + world_size - s) % world_size);
-        Step {
+        ScheduleStep {
             finished: 0..0,
             transfers: vec![
                 Transfer::Send { to, range: input.of(to) },

@@ -3,7 +3,7 @@
 
 use super::pairwise_all_reduce::segments;
 use super::pairwise_reduce_scatter::{exchange, others, sum};
-use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer, part};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, ScheduleStep, Transfer, part};
 
 /// Works on the buffer, one segment of at most `segment` elements after the other, and scratch space behind it, see
 /// [`room`].
@@ -33,7 +33,7 @@ pub(crate) fn schedule(rank: usize, world_size: usize, len: usize, root: usize, 
         } else {
             last.push(Transfer::Send { to: root, range: target });
         }
-        [exchange(rank, &parts, place.start, room), Step { transfers: last, finished: 0..0 }]
+        [exchange(rank, &parts, place.start, room), ScheduleStep { transfers: last, finished: 0..0 }]
     });
     Schedule { steps: steps.collect() }
 }

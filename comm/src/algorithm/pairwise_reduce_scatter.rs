@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, ScheduleStep, Transfer};
 
 /// Works on the input, then the output, then scratch space for the others' values, see [`room`].
 ///
@@ -18,7 +18,7 @@ pub(crate) fn schedule(rank: usize, parts: &Parts) -> Schedule {
     let output = parts.len()..parts.len() + own.len();
     let exchange = exchange(rank, parts, 0, output.end);
     let sum = sum(rank, parts.count(), own.start, output.end, output);
-    Schedule { steps: vec![exchange, Step { transfers: vec![sum], finished: 0..0 }] }
+    Schedule { steps: vec![exchange, ScheduleStep { transfers: vec![sum], finished: 0..0 }] }
 }
 
 /// Returns the number of elements of the buffer beyond input and output.
@@ -33,7 +33,7 @@ pub(super) fn others(rank: usize, world_size: usize) -> impl Iterator<Item = usi
 
 /// Sends each part of the buffer that begins at `first` to its rank, and gathers the values for this rank's part at
 /// `room`, by rank.
-pub(super) fn exchange(rank: usize, parts: &Parts, first: usize, room: usize) -> Step {
+pub(super) fn exchange(rank: usize, parts: &Parts, first: usize, room: usize) -> ScheduleStep {
     let own = parts.of(rank).len();
     let transfers = others(rank, parts.count()).flat_map(|peer| {
         let part = parts.of(peer);
@@ -41,7 +41,7 @@ pub(super) fn exchange(rank: usize, parts: &Parts, first: usize, room: usize) ->
         let recv = Transfer::Recv { from: peer, range: place..place + own, combine: Combine::Replace };
         [Transfer::Send { to: peer, range: first + part.start..first + part.end }, recv]
     });
-    Step { transfers: transfers.collect(), finished: 0..0 }
+    ScheduleStep { transfers: transfers.collect(), finished: 0..0 }
 }
 
 /// Reduces the values that [`exchange`] has gathered at `room`, and this rank's values, which begin at `own`, into

@@ -1,7 +1,7 @@
 //! Recursive doubling all-reduce: in step k, ranks at a distance of 2^k exchange and reduce the whole buffer. Few
 //! steps, more bytes.
 
-use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Schedule, ScheduleStep, Transfer};
 
 /// If the world size is no power of two, the first ranks form pairs before, and the second rank of each pair takes part
 /// for both.
@@ -16,7 +16,7 @@ pub(crate) fn schedule(rank: usize, world_size: usize, len: usize) -> Schedule {
     let pairs = world_size.saturating_sub(doubling);
     let send = |to: usize| Transfer::Send { to, range: 0..len };
     let recv = |from: usize, combine: Combine| Transfer::Recv { from, range: 0..len, combine };
-    let step = |transfers: Vec<Transfer>| Step { transfers, finished: 0..0 };
+    let step = |transfers: Vec<Transfer>| ScheduleStep { transfers, finished: 0..0 };
 
     if rank < 2 * pairs && rank.is_multiple_of(2) {
         let partner = rank + 1;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, ScheduleStep, Transfer};
 
 /// Works on the output, whose `rank`-th part already holds this rank's input.
 ///
@@ -20,7 +20,7 @@ pub(super) fn schedule_of(rank: usize, world_size: usize, part: impl Fn(usize) -
     let (next, previous) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
     let step = |s: usize| {
         let send = rank + world_size - s;
-        Step {
+        ScheduleStep {
             finished: 0..0,
             transfers: vec![
                 Transfer::Send { to: next, range: part(send) },

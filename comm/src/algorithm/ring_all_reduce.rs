@@ -1,6 +1,6 @@
 //! Ring all-reduce: parts of the buffer are sent around the ring twice, first to be summed, then to be copied.
 
-use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer, part};
+use crate::algorithm::schedule::{Combine, Schedule, ScheduleStep, Transfer, part};
 
 /// # Cost
 /// 2(P-1) steps; each rank sends 2(P-1)/P of the buffer.
@@ -11,7 +11,7 @@ pub(crate) fn schedule(rank: usize, world_size: usize, len: usize) -> Schedule {
     let (next, previous) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
     let step = |send: usize, recv: usize, combine: Combine, last: bool| {
         let received = part(len, world_size, recv);
-        Step {
+        ScheduleStep {
             finished: if last { received.clone() } else { 0..0 },
             transfers: vec![
                 Transfer::Send { to: next, range: part(len, world_size, send) },

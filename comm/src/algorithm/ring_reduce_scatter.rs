@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer, piece};
+use crate::algorithm::schedule::{Combine, Parts, Schedule, ScheduleStep, Transfer, piece};
 
 /// Works on the input, then the output, then scratch space for a piece of two parts, see [`room`]. Parts are divided
 /// into `pieces` pieces, 1 or more.
@@ -32,7 +32,7 @@ pub(crate) fn schedule(rank: usize, parts: &Parts, pieces: usize) -> Schedule {
         let (sent, mine) = (piece(parts.of(send)), piece(parts.of(send - 1)));
         let last = s + 1 == rounds;
         let range = if last { output.clone() } else { place(s, mine.len()) };
-        Step {
+        ScheduleStep {
             finished: if last { output.clone() } else { 0..0 },
             transfers: vec![
                 Transfer::Send { to: next, range: if s == 0 { sent } else { place(s - 1, sent.len()) } },

@@ -96,14 +96,14 @@ impl Transfer {
 
 /// Transfers that run at the same time: at most one to, and one from, each peer. Received ranges do not overlap.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Step {
+pub struct ScheduleStep {
     /// In any order.
     pub transfers: Vec<Transfer>,
     /// Elements whose reduction is complete after this step; an average is divided then.
     pub finished: Range<usize>,
 }
 
-impl Step {
+impl ScheduleStep {
     /// Whether this rank and a peer exchange the same elements and both reduce them.
     pub(crate) fn is_exchange(&self) -> bool {
         let sends = |peer: usize, elements: &Range<usize>| {
@@ -121,14 +121,14 @@ impl Step {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Schedule {
     /// In the order in which they run.
-    pub steps: Vec<Step>,
+    pub steps: Vec<ScheduleStep>,
 }
 
 impl Schedule {
     /// Returns a schedule of one local step that copies `range` to index `to`.
     pub(crate) fn copying(range: Range<usize>, to: usize) -> Self {
         let transfers = if range.is_empty() { Vec::new() } else { vec![Transfer::Copy { range, to }] };
-        Self { steps: vec![Step { transfers, finished: 0..0 }] }
+        Self { steps: vec![ScheduleStep { transfers, finished: 0..0 }] }
     }
 
     /// Returns this schedule followed by the other one, on the same buffer.
@@ -197,7 +197,7 @@ impl Schedule {
     }
 }
 
-impl Step {
+impl ScheduleStep {
     /// Returns whether an element of `received` is also sent in this step. It must then be sent with its old value.
     pub(crate) fn overlaps(&self, received: &Range<usize>) -> bool {
         self.transfers.iter().any(|transfer| match transfer {

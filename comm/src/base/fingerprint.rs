@@ -21,7 +21,7 @@ const NO_ROOT: u32 = u32::MAX;
 
 /// The kind of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) enum Kind {
+pub(crate) enum CallKind {
     AllReduce,
     Reduce,
     Broadcast,
@@ -35,17 +35,17 @@ pub(crate) enum Kind {
     Message,
 }
 
-const KINDS: [(Kind, &str); 10] = [
-    (Kind::AllReduce, "all_reduce"),
-    (Kind::Reduce, "reduce"),
-    (Kind::Broadcast, "broadcast"),
-    (Kind::AllGather, "all_gather"),
-    (Kind::ReduceScatter, "reduce_scatter"),
-    (Kind::Gather, "gather"),
-    (Kind::Scatter, "scatter"),
-    (Kind::AllToAll, "all_to_all"),
-    (Kind::Barrier, "barrier"),
-    (Kind::Message, "message"),
+const KINDS: [(CallKind, &str); 10] = [
+    (CallKind::AllReduce, "all_reduce"),
+    (CallKind::Reduce, "reduce"),
+    (CallKind::Broadcast, "broadcast"),
+    (CallKind::AllGather, "all_gather"),
+    (CallKind::ReduceScatter, "reduce_scatter"),
+    (CallKind::Gather, "gather"),
+    (CallKind::Scatter, "scatter"),
+    (CallKind::AllToAll, "all_to_all"),
+    (CallKind::Barrier, "barrier"),
+    (CallKind::Message, "message"),
 ];
 const REDUCES: [(ReduceOp, &str); 5] = [
     (ReduceOp::Sum, "sum"),
@@ -69,7 +69,7 @@ const DTYPES: [(DType, &str); 7] = [
 pub(crate) struct Fingerprint {
     /// Number of the call: of the group's collectives from 1, or of the messages from one rank to another.
     pub(crate) sequence: u64,
-    pub(crate) kind: Kind,
+    pub(crate) kind: CallKind,
     /// Index into [`REDUCES`].
     #[serde(deserialize_with = "reduce_index")]
     reduce: Option<u8>,
@@ -103,7 +103,7 @@ fn index_below<E: serde::de::Error>(len: usize, index: Option<u8>) -> Result<Opt
 }
 
 impl Fingerprint {
-    pub(crate) fn new(kind: Kind, sequence: u64) -> Self {
+    pub(crate) fn new(kind: CallKind, sequence: u64) -> Self {
         Self { sequence, kind, reduce: None, dtype: None, root: None, elements: 0, carried: false, detail: 0 }
     }
 
@@ -139,7 +139,7 @@ impl Fingerprint {
     }
 
     pub(crate) fn is_message(&self) -> bool {
-        self.kind == Kind::Message
+        self.kind == CallKind::Message
     }
 
     pub(crate) fn encode(&self) -> [u8; LEN] {
@@ -219,7 +219,7 @@ impl fmt::Display for Fingerprint {
         if let Some(index) = self.dtype {
             details.push(DTYPES[usize::from(index)].1.into());
             // For an all-to-all with counts, the fingerprint has no element count.
-            if self.kind != Kind::AllToAll || self.elements > 0 {
+            if self.kind != CallKind::AllToAll || self.elements > 0 {
                 details.push(format!("{} elements", self.elements));
             }
         }
@@ -248,11 +248,11 @@ mod tests {
 
     #[test]
     fn reads_like_the_call() {
-        let call = Fingerprint::new(Kind::AllReduce, 17).reduce(ReduceOp::Sum).tensor(DType::F32, 1024);
+        let call = Fingerprint::new(CallKind::AllReduce, 17).reduce(ReduceOp::Sum).tensor(DType::F32, 1024);
         assert_eq!(call.to_string(), "all_reduce #17 (sum, f32, 1024 elements)");
-        let call = Fingerprint::new(Kind::Broadcast, 3).root(0).tensor(DType::BF16, 10);
+        let call = Fingerprint::new(CallKind::Broadcast, 3).root(0).tensor(DType::BF16, 10);
         assert_eq!(call.to_string(), "broadcast #3 (root 0, bf16, 10 elements)");
-        assert_eq!(Fingerprint::new(Kind::Barrier, 1).to_string(), "barrier #1");
+        assert_eq!(Fingerprint::new(CallKind::Barrier, 1).to_string(), "barrier #1");
     }
 
     proptest! {

@@ -8,7 +8,7 @@ use std::ops::Range;
 use candle_core::Tensor;
 
 use crate::Result;
-use crate::base::buffer::staging::Stage;
+use crate::base::buffer::staging::StagedTensor;
 use crate::base::buffer::storage;
 
 /// Bytes copied at a time: they stay in the processor's cache in between.
@@ -29,7 +29,7 @@ struct Piece<'a> {
 enum Backing<'a> {
     Tensor(&'a Tensor),
     /// A tensor on a device other than the CPU.
-    Staged(Stage<'a>),
+    Staged(StagedTensor<'a>),
     /// Scratch space. Of u64 so that every element type is aligned.
     Room(Vec<u64>),
     /// A tensor of f16 or bf16, held as f32.
@@ -59,7 +59,7 @@ impl<'a> Memory<'a> {
 
     fn append_tensor(self, tensor: &'a Tensor, keeps: bool) -> Self {
         let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
-        self.append(bytes, Stage::of(tensor, keeps).map_or(Backing::Tensor(tensor), Backing::Staged))
+        self.append(bytes, StagedTensor::of(tensor, keeps).map_or(Backing::Tensor(tensor), Backing::Staged))
     }
 
     /// Appends `bytes` bytes of scratch space, all zero.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::common::{Comm, assert_close, numbers, on_all_ranks, values};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::VarBuilder;
-use fsdp::{Fsdp, FsdpConfig, Strategy, Unit};
+use fsdp::{Fsdp, FsdpConfig, ShardingStrategy, Unit};
 use ops::recompute;
 
 const WIDTH: usize = 6;
@@ -142,7 +142,7 @@ fn compare(ranks: usize, units: &[usize], how: Again, config: &FsdpConfig, backw
         ))
     });
     let (mut grads, peaks): (Vec<_>, Vec<_>) = got.into_iter().unzip();
-    if config.strategy == Strategy::NoShard {
+    if config.strategy == ShardingStrategy::NoShard {
         assert!(grads.iter().all(|rank| *rank == grads[0]), "{what}");
         grads.truncate(1);
     }
@@ -158,7 +158,7 @@ fn compare(ranks: usize, units: &[usize], how: Again, config: &FsdpConfig, backw
     // Units that are recomputed together are gathered together; so is a unit that backward has not finished when it reaches
     // others.
     let there = 2 + usize::from(how == Again::Pairs) + units.iter().filter(|unit| **unit == 3).count();
-    if config.strategy == Strategy::FullShard {
+    if config.strategy == ShardingStrategy::FullShard {
         let most = units.len() * unit / ranks + there * unit;
         assert!(peaks.iter().all(|peak| *peak <= most), "{what}: {peaks:?}, expected {most} at most");
     }
@@ -166,14 +166,14 @@ fn compare(ranks: usize, units: &[usize], how: Again, config: &FsdpConfig, backw
 
 #[test]
 fn gradients_are_those_of_one_process_and_two_units_are_there() {
-    let strategies = [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard];
+    let strategies = [ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp, ShardingStrategy::NoShard];
     let orders: [&[usize]; 4] =
         [&[5, 0, 1, 2, 3, 4], &[4, 3, 2, 1, 0, 5], &[0, 0, 0, 0, 0, 0], &[2, 1, 5, 1, 3, 3]];
     for how in [Again::Nothing, Again::Units, Again::Pairs, Again::Within, Again::Half, Again::Inner] {
         for (case, units) in orders.into_iter().enumerate() {
             for ranks in 1..=3 {
                 let strategy = strategies[(case + ranks) % 3];
-                for strategy in [Strategy::FullShard, strategy] {
+                for strategy in [ShardingStrategy::FullShard, strategy] {
                     let config = FsdpConfig { strategy, pack_elements: 0, ..FsdpConfig::default() };
                     compare(ranks, units, how, &config, 1 + (case + ranks) % 2);
                 }

@@ -7,12 +7,13 @@ use crate::common::{
 use candle_core::{DType, Tensor};
 use candle_nn::{Module, loss};
 use comm::Mesh;
-use fsdp::{DistributedModel, Fsdp, FsdpConfig, Result, Strategy};
+use fsdp::{DistributedModel, Fsdp, FsdpConfig, Result, ShardingStrategy};
 use proptest::prelude::*;
 use training::clip_grad_norm;
 
 const STEPS: usize = 10;
-const STRATEGIES: [Strategy; 3] = [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard];
+const STRATEGIES: [ShardingStrategy; 3] =
+    [ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp, ShardingStrategy::NoShard];
 /// Small enough that the model's larger parameters are separate parts.
 const PACK: usize = 20;
 
@@ -103,7 +104,7 @@ impl Run {
     }
 }
 
-fn config(strategy: Strategy) -> FsdpConfig {
+fn config(strategy: ShardingStrategy) -> FsdpConfig {
     FsdpConfig { strategy, pack_elements: PACK, ..FsdpConfig::default() }
 }
 
@@ -123,7 +124,10 @@ fn equal_to_one_process_with_each_strategy_and_optimizer() {
 fn equal_in_f32_over_tcp() {
     for world_size in 1..=4 {
         let run = Run { dtype: DType::F32, seed: 5, ..Run::new(world_size) };
-        run.compare(over_tcp(world_size, |comm| run.sharded(comm, &config(Strategy::FullShard))), 1e-5);
+        run.compare(
+            over_tcp(world_size, |comm| run.sharded(comm, &config(ShardingStrategy::FullShard))),
+            1e-5,
+        );
     }
 }
 
@@ -144,7 +148,7 @@ fn hybrid_sharding_equals_one_process() {
                 let rank = comm.rank();
                 let mesh = Mesh::new(comm, &axes)?;
                 let vb = crate::common::builder(run.seed, run.dtype);
-                let config = config(Strategy::FullShard);
+                let config = config(ShardingStrategy::FullShard);
                 let fsdp = Fsdp::hybrid(&mesh, ("shard", "dp"), vb, &config, Mlp::new)?;
                 run.train(&fsdp, rank)
             });
@@ -165,12 +169,12 @@ fn a_hybrid_of_other_axes_or_of_no_shards_is_refused() {
         assert_eq!(lines[0], lines[1]);
         lines[0].clone()
     };
-    let line = refused(("dp", "tp"), Strategy::FullShard);
+    let line = refused(("dp", "tp"), ShardingStrategy::FullShard);
     assert!(line.contains("tp") && line.contains("give one of dp"), "{line}");
     // The same axis for both: ranks that would count as replicas hold different shards.
-    let line = refused(("dp", "dp"), Strategy::FullShard);
+    let line = refused(("dp", "dp"), ShardingStrategy::FullShard);
     assert!(line.contains("dp twice"), "{line}");
-    let line = refused(("dp", "dp"), Strategy::NoShard);
+    let line = refused(("dp", "dp"), ShardingStrategy::NoShard);
     assert!(line.contains("the strategy is NoShard") && line.contains("the axis dp"), "{line}");
 }
 
@@ -206,9 +210,9 @@ fn accumulation_communicates_no_gradient_and_kept_units_nothing() {
             Ok((after.operations - before.operations, after.bytes_sent - before.bytes_sent))
         })[0]
     };
-    assert_eq!(sent(Strategy::ShardGradOp, 3), (0, 0));
-    assert_eq!(sent(Strategy::NoShard, 3), (0, 0));
-    let (operations, _) = sent(Strategy::FullShard, 1);
+    assert_eq!(sent(ShardingStrategy::ShardGradOp, 3), (0, 0));
+    assert_eq!(sent(ShardingStrategy::NoShard, 3), (0, 0));
+    let (operations, _) = sent(ShardingStrategy::FullShard, 1);
     // Parts of the three units, gathered in forward and in backward.
     assert_eq!(operations, 2 * (2 + 3 + 1));
 }

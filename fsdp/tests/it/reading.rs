@@ -8,7 +8,7 @@ use crate::common::{Comm, INPUTS, Mlp, builder, numbers, on_all_ranks, start, va
 use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 use candle_nn::{Init, Module, VarBuilder};
 use comm::Mesh;
-use fsdp::{Error, Fsdp, FsdpConfig, MixedPrecision, Strategy, UnitBuilder};
+use fsdp::{Error, Fsdp, FsdpConfig, MixedPrecision, ShardingStrategy, UnitBuilder};
 use training::build::RangeReader;
 
 /// Returns ranges of tensors, and records which.
@@ -61,12 +61,12 @@ fn nothing(dtype: DType) -> VarBuilder<'static> {
 fn what_is_read_in_parts_is_what_is_given_whole() {
     let half = MixedPrecision { param_dtype: Some(DType::BF16), ..MixedPrecision::default() };
     for (ranks, pack_elements, strategy, mixed_precision) in [
-        (1, 16384, Strategy::FullShard, MixedPrecision::default()),
-        (2, 16384, Strategy::FullShard, MixedPrecision::default()),
-        (3, 20, Strategy::FullShard, half),
-        (4, 0, Strategy::ShardGradOp, MixedPrecision::default()),
-        (7, 8, Strategy::FullShard, MixedPrecision::default()),
-        (2, 20, Strategy::NoShard, MixedPrecision::default()),
+        (1, 16384, ShardingStrategy::FullShard, MixedPrecision::default()),
+        (2, 16384, ShardingStrategy::FullShard, MixedPrecision::default()),
+        (3, 20, ShardingStrategy::FullShard, half),
+        (4, 0, ShardingStrategy::ShardGradOp, MixedPrecision::default()),
+        (7, 8, ShardingStrategy::FullShard, MixedPrecision::default()),
+        (2, 20, ShardingStrategy::NoShard, MixedPrecision::default()),
     ] {
         on_all_ranks(ranks, |comm| {
             let config = FsdpConfig { pack_elements, strategy, mixed_precision, ..FsdpConfig::default() };

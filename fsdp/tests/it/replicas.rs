@@ -4,7 +4,7 @@ use crate::common::{INPUTS, Mlp, builder, on_all_ranks, values};
 use candle_core::{DType, Device};
 use candle_nn::{Init, Module, Optimizer, SGD, VarBuilder, VarMap};
 use comm::Mesh;
-use fsdp::{DistributedModel, Error, Fsdp, FsdpConfig, Strategy};
+use fsdp::{DistributedModel, Error, Fsdp, FsdpConfig, ShardingStrategy};
 
 #[test]
 fn a_copy_that_differs_is_named_on_every_rank() {
@@ -50,7 +50,7 @@ fn a_copy_that_differs_is_named_on_every_rank() {
 fn whole_copies_are_compared_as_well() {
     let found = on_all_ranks(3, |comm| {
         let rank = comm.rank();
-        let config = FsdpConfig { strategy: Strategy::NoShard, ..FsdpConfig::default() };
+        let config = FsdpConfig { strategy: ShardingStrategy::NoShard, ..FsdpConfig::default() };
         let fsdp = Mlp::fsdp(comm, 1, DType::F32, &config)?;
         fsdp.check_parameters()?;
         let shard = fsdp.vars().remove(0);

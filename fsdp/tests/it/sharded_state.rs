@@ -8,7 +8,7 @@ use crate::common::{
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Module, Optimizer, VarBuilder, linear, loss};
-use fsdp::{DistributedModel, Fsdp, FsdpConfig, Result, Strategy};
+use fsdp::{DistributedModel, Fsdp, FsdpConfig, Result, ShardingStrategy};
 use proptest::prelude::*;
 use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, OptimizerState};
 
@@ -97,7 +97,7 @@ proptest! {
         pack in prop_oneof![Just((0, 20)), Just((20, usize::MAX)), Just((30, 30))],
         strategies in (0usize..3, 0usize..3),
     ) {
-        let kinds = [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard];
+        let kinds = [ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp, ShardingStrategy::NoShard];
         let config = |pack_elements, kind: usize| {
             FsdpConfig { pack_elements, strategy: kinds[kind], ..FsdpConfig::default() }
         };
@@ -243,7 +243,7 @@ fn an_optimizer_without_names_cannot_be_kept() {
 
 #[test]
 fn a_load_forgets_what_was_accumulated_and_gathered() {
-    for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
+    for strategy in [ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp, ShardingStrategy::NoShard] {
         let folder = tempfile::tempdir().expect("a folder");
         let full = folder.path().join("full.safetensors");
         let config = FsdpConfig { strategy, ..FsdpConfig::default() };

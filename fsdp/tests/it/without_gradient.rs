@@ -7,7 +7,7 @@ use crate::common::{Comm, assert_close, full_state, numbers, on_all_ranks, param
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{AdamW, Module, Optimizer, ParamsAdamW, VarBuilder};
 use comm::Mesh;
-use fsdp::{DistributedModel, Fsdp, FsdpConfig, Strategy, Unit, UnitBuilder};
+use fsdp::{DistributedModel, Fsdp, FsdpConfig, ShardingStrategy, Unit, UnitBuilder};
 use ops::recompute;
 use proptest::prelude::*;
 use training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints};
@@ -170,8 +170,8 @@ proptest! {
         pack_elements in prop_oneof![Just(0), Just(usize::MAX)],
     ) {
         let usage = Use { seed, never, by_rank: true };
-        let strategy = [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard][strategy];
-        let hybrid = hybrid && ranks % 2 == 0 && strategy != Strategy::NoShard;
+        let strategy = [ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp, ShardingStrategy::NoShard][strategy];
+        let hybrid = hybrid && ranks % 2 == 0 && strategy != ShardingStrategy::NoShard;
         let config = FsdpConfig { strategy, pack_elements, ..FsdpConfig::default() };
         let got = on_all_ranks(ranks, |comm| {
             let rank = comm.rank();

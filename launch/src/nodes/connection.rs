@@ -37,7 +37,7 @@ impl Limit {
 
 /// The connection to one launcher.
 pub(super) struct NodeConnection {
-    pub(super) wire: Connection,
+    pub(super) connection: Connection,
     /// For how long nothing was received. Each check adds one period, so the time does not grow while this launcher
     /// itself is stopped.
     silence: Duration,
@@ -46,8 +46,8 @@ pub(super) struct NodeConnection {
 }
 
 impl NodeConnection {
-    pub(super) fn new(wire: Connection) -> Self {
-        Self { wire, silence: Duration::ZERO, is_answered: true }
+    pub(super) fn new(connection: Connection) -> Self {
+        Self { connection, silence: Duration::ZERO, is_answered: true }
     }
 
     /// Records that something was received.
@@ -60,7 +60,7 @@ impl NodeConnection {
     /// warning.
     pub(super) fn heartbeat(&mut self, limit: Limit) -> bool {
         if std::mem::take(&mut self.is_answered) {
-            send(&mut self.wire, &None::<()>);
+            send(&mut self.connection, &None::<()>);
         }
         let before = self.silence;
         self.silence += limit.period();
@@ -74,14 +74,14 @@ impl NodeConnection {
 }
 
 /// Sends a message to another launcher.
-pub(super) fn send(wire: &mut Connection, message: &impl Serialize) {
+pub(super) fn send(connection: &mut Connection, message: &impl Serialize) {
     match Connection::frame(message) {
         // If it cannot be sent, the other side is gone, which the reading thread finds out.
-        Ok(frame) => drop(wire.write(&frame, Instant::now() + SEND_TIMEOUT)),
+        Ok(frame) => drop(connection.write(&frame, Instant::now() + SEND_TIMEOUT)),
         // A message that cannot be serialized must not leave the other side waiting: the connection is closed for both.
         Err(reason) => {
             tracing::warn!("what the launchers say to each other cannot be written: {reason}");
-            wire.cut();
+            connection.cut();
         }
     }
 }
@@ -135,11 +135,11 @@ mod tests {
         }
         line.received();
         line.heartbeat(limit);
-        line.wire.cut();
+        line.connection.cut();
         let deadline = Instant::now() + Duration::from_secs(60);
-        let mut signs = || other.receive::<Option<u8>>(100, deadline);
-        assert_eq!((signs().unwrap(), signs().unwrap()), (None, None));
-        assert!(signs().is_err());
+        let mut heartbeats = || other.receive::<Option<u8>>(100, deadline);
+        assert_eq!((heartbeats().unwrap(), heartbeats().unwrap()), (None, None));
+        assert!(heartbeats().is_err());
     }
 
     #[test]

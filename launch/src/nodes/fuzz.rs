@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::coordinator::Coordinator;
-use crate::message::{NodeMessage, Order, Round, Verdict};
+use crate::message::{JobOutcome, NodeMessage, Order, Round};
 
 const NODES: usize = 3;
 
@@ -19,8 +19,8 @@ pub fn fuzz_council(data: &[u8]) {
         if let Ok(order) = serde_json::from_slice::<Order>(text) {
             look(&order);
         }
-        let Ok(word) = serde_json::from_slice::<NodeMessage>(text) else { continue };
-        let orders = coordinator.handle(usize::from(*node) % NODES, word, now);
+        let Ok(message) = serde_json::from_slice::<NodeMessage>(text) else { continue };
+        let orders = coordinator.handle(usize::from(*node) % NODES, message, now);
         for (node, order) in &orders {
             assert!(!over[*node], "an order after the end");
             over[*node] = matches!(order, Order::Over(_));
@@ -31,7 +31,7 @@ pub fn fuzz_council(data: &[u8]) {
 
 fn look(order: &Order) {
     match order {
-        Order::Over(Verdict::Failed(failure)) => assert!(!failure.to_string().is_empty()),
+        Order::Over(JobOutcome::Failed(failure)) => assert!(!failure.to_string().is_empty()),
         Order::Start(round) => assert!(round.restart <= round.max_restarts || round.secret.is_none()),
         _ => {}
     }

@@ -14,7 +14,7 @@ use socket2::{SockRef, TcpKeepalive};
 use super::connection::{Limit, NodeConnection, send, warn_silent};
 use super::coordinator::Coordinator;
 use crate::event::Event;
-use crate::message::{MAX_MESSAGE, NodeMessage, Order, Verdict};
+use crate::message::{JobOutcome, MAX_MESSAGE, NodeMessage, Order};
 use crate::platform::socket::end_when_unconfirmed;
 
 /// Receive timeout that is longer than any job.
@@ -52,18 +52,18 @@ impl CoordinatorLinks {
     ) -> Result<Arc<Mutex<Self>>> {
         let readers = others.iter().map(Connection::again).collect::<Vec<_>>();
         let others = others.into_iter().map(NodeConnection::new).collect();
-        let chair = Arc::new(Mutex::new(Self { coordinator, own: own.clone(), others }));
-        for (at, mut wire) in readers.into_iter().enumerate() {
-            let chair = Arc::clone(&chair);
+        let links = Arc::new(Mutex::new(Self { coordinator, own: own.clone(), others }));
+        for (at, mut connection) in readers.into_iter().enumerate() {
+            let links = Arc::clone(&links);
             let listen = move || {
                 loop {
-                    let heard = wire.receive(MAX_MESSAGE, Instant::now() + NO_TIMEOUT);
-                    let mut chair = lock(&chair);
-                    chair.others[at].received();
+                    let received = connection.receive(MAX_MESSAGE, Instant::now() + NO_TIMEOUT);
+                    let mut links = lock(&links);
+                    links.others[at].received();
                     // `None` is a heartbeat.
-                    let Some(word) = heard.unwrap_or(Some(NodeMessage::Gone)) else { continue };
-                    let is_last = word == NodeMessage::Gone;
-                    chair.hear(at + 1, word);
+                    let Some(message) = received.unwrap_or(Some(NodeMessage::Gone)) else { continue };
+                    let is_last = message == NodeMessage::Gone;
+                    links.handle(at + 1, message);
                     if is_last {
                         return;
                     }
@@ -71,15 +71,15 @@ impl CoordinatorLinks {
             };
             spawn(listen)?;
         }
-        Ok(chair)
+        Ok(links)
     }
 
-    pub(super) fn hear(&mut self, node: usize, word: NodeMessage) {
-        for (to, order) in self.coordinator.handle(node, word, Instant::now()) {
+    pub(super) fn handle(&mut self, node: usize, message: NodeMessage) {
+        for (to, order) in self.coordinator.handle(node, message, Instant::now()) {
             match to.checked_sub(1) {
                 // The receiver is gone if this launcher is about to return.
                 None => drop(self.own.send(Event::Order(order))),
-                Some(at) => send(&mut self.others[at].wire, &order),
+                Some(at) => send(&mut self.others[at].connection, &order),
             }
         }
     }
@@ -89,14 +89,14 @@ impl CoordinatorLinks {
         for at in 0..self.others.len() {
             let Some(silence) = self.others[at].exceeded_silence(waited, limit) else { continue };
             // If that launcher resumes later, it finds its connection closed.
-            self.others[at].wire.cut();
-            self.hear(at + 1, NodeMessage::Silent { ms: milliseconds(silence) });
+            self.others[at].connection.cut();
+            self.handle(at + 1, NodeMessage::Silent { ms: milliseconds(silence) });
         }
     }
 
     /// Closes the sending side of all connections; nothing more will be sent.
     pub(super) fn close(&mut self) {
-        self.others.iter_mut().for_each(|line| line.wire.hang_up());
+        self.others.iter_mut().for_each(|line| line.connection.hang_up());
     }
 }
 
@@ -119,20 +119,20 @@ pub(super) struct CoordinatorLink {
 
 impl CoordinatorLink {
     /// Starts the thread that reads the orders of the first node.
-    pub(super) fn start(wire: Connection, events: &Sender<Event>) -> Result<Arc<Mutex<Self>>> {
-        let mut ear = wire.again();
-        let host = wire.peer().map_or_else(|_| "?".into(), |peer| peer.ip().to_string());
+    pub(super) fn start(connection: Connection, events: &Sender<Event>) -> Result<Arc<Mutex<Self>>> {
+        let mut reader = connection.again();
+        let host = connection.peer().map_or_else(|_| "?".into(), |peer| peer.ip().to_string());
         let first = NodeName { node: 0, host };
-        let line = NodeConnection::new(wire);
-        let follower = Arc::new(Mutex::new(Self { line, own: events.clone(), first: first.clone() }));
-        let (events, here) = (events.clone(), Arc::clone(&follower));
+        let line = NodeConnection::new(connection);
+        let link = Arc::new(Mutex::new(Self { line, own: events.clone(), first: first.clone() }));
+        let (events, here) = (events.clone(), Arc::clone(&link));
         let listen = move || {
             loop {
-                let heard = ear.receive(MAX_MESSAGE, Instant::now() + NO_TIMEOUT);
+                let received = reader.receive(MAX_MESSAGE, Instant::now() + NO_TIMEOUT);
                 lock(&here).line.received();
-                let gone = |_| Some(Order::Over(Verdict::Gone(first.clone())));
+                let gone = |_| Some(Order::Over(JobOutcome::Gone(first.clone())));
                 // `None` is a heartbeat.
-                let Some(order) = heard.unwrap_or_else(gone) else { continue };
+                let Some(order) = received.unwrap_or_else(gone) else { continue };
                 let is_last = matches!(order, Order::Over(_));
                 // The receiver is gone if this launcher is about to return.
                 if events.send(Event::Order(order)).is_err() || is_last {
@@ -141,16 +141,16 @@ impl CoordinatorLink {
             }
         };
         spawn(listen)?;
-        Ok(follower)
+        Ok(link)
     }
 
     /// Gives up the first node if it has been silent for longer than the limit while this launcher waited for it.
     pub(super) fn give_up(&mut self, waited: Duration, limit: Limit) {
         let Some(silence) = self.line.exceeded_silence(waited, limit) else { return };
-        self.line.wire.cut();
-        let verdict = Verdict::Silent { node: self.first.clone(), ms: milliseconds(silence) };
+        self.line.connection.cut();
+        let outcome = JobOutcome::Silent { node: self.first.clone(), ms: milliseconds(silence) };
         // The receiver is gone if this launcher is about to return.
-        let _ = self.own.send(Event::Order(Order::Over(verdict)));
+        let _ = self.own.send(Event::Order(Order::Over(outcome)));
     }
 }
 
@@ -204,15 +204,15 @@ mod tests {
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let [mut one, mut other] =
             [one, listener.accept().unwrap().0].map(|end| Connection::new(end).unwrap());
-        let word = NodeMessage::HasEnded(7);
-        send(&mut one, &word);
+        let message = NodeMessage::HasEnded(7);
+        send(&mut one, &message);
         // JSON has no such keys, so this cannot be serialized.
         send(&mut one, &BTreeMap::from([((1, 2), 3)]));
         let limit = Instant::now() + Duration::from_secs(60);
-        assert_eq!(other.receive::<NodeMessage>(MAX_MESSAGE, limit).unwrap(), word);
-        for wire in [&mut one, &mut other] {
-            let heard = wire.receive::<NodeMessage>(MAX_MESSAGE, limit);
-            assert!(heard.as_ref().is_err_and(Broken::is_end), "{heard:?}");
+        assert_eq!(other.receive::<NodeMessage>(MAX_MESSAGE, limit).unwrap(), message);
+        for connection in [&mut one, &mut other] {
+            let received = connection.receive::<NodeMessage>(MAX_MESSAGE, limit);
+            assert!(received.as_ref().is_err_and(Broken::is_end), "{received:?}");
         }
     }
 }

@@ -47,7 +47,7 @@ pub(super) struct Nodes {
     /// How long the others may be silent.
     limit: Limit,
     /// Keeps the heartbeat thread running; `None` without other nodes.
-    signs: Option<Sender<()>>,
+    heartbeats: Option<Sender<()>>,
 }
 
 enum Link {
@@ -74,47 +74,48 @@ impl Nodes {
         if config.nodes == 1 {
             let coordinator = Coordinator::new(vec![host_name()], round);
             let link = Link::First(CoordinatorLinks::start(coordinator, Vec::new(), events)?);
-            return Ok(Self { link, address: None, host: None, limit, signs: None });
+            return Ok(Self { link, address: None, host: None, limit, heartbeats: None });
         }
-        let wires = meet_others(config, bind(config)?)?;
-        let (address, host) = reached(config, &wires)?;
+        let connections = meet_others(config, bind(config)?)?;
+        let (address, host) = reached(config, &connections)?;
         round.host.clone_from(&host);
-        let (link, signs) = match wires {
-            Connections::OfAll(wires) => {
-                let peer =
-                    |wire: &Connection| wire.peer().map_or_else(|_| "?".into(), |peer| peer.ip().to_string());
-                let hosts = std::iter::once(host_name()).chain(wires.iter().map(peer)).collect();
-                let chair = CoordinatorLinks::start(Coordinator::new(hosts, round), wires, events)?;
-                let signs = link::keep_up(&chair, limit)?;
-                (Link::First(chair), signs)
+        let (link, heartbeats) = match connections {
+            Connections::OfAll(connections) => {
+                let peer = |connection: &Connection| {
+                    connection.peer().map_or_else(|_| "?".into(), |peer| peer.ip().to_string())
+                };
+                let hosts = std::iter::once(host_name()).chain(connections.iter().map(peer)).collect();
+                let links = CoordinatorLinks::start(Coordinator::new(hosts, round), connections, events)?;
+                let heartbeats = link::keep_up(&links, limit)?;
+                (Link::First(links), heartbeats)
             }
-            Connections::ToFirst(wire) => {
-                let follower = CoordinatorLink::start(wire, events)?;
-                let signs = link::keep_up(&follower, limit)?;
-                (Link::Other(follower), signs)
+            Connections::ToFirst(connection) => {
+                let link = CoordinatorLink::start(connection, events)?;
+                let heartbeats = link::keep_up(&link, limit)?;
+                (Link::Other(link), heartbeats)
             }
         };
-        Ok(Self { link, address: Some(address), host, limit, signs: Some(signs) })
+        Ok(Self { link, address: Some(address), host, limit, heartbeats: Some(heartbeats) })
     }
 
     /// How often to check for silent launchers; `None` without other nodes.
     pub(super) fn period(&self) -> Option<Duration> {
-        self.signs.as_ref().map(|_| self.limit.period())
+        self.heartbeats.as_ref().map(|_| self.limit.period())
     }
 
     /// Gives up launchers that have been silent for the timeout while this one has waited for them for `waited`.
     pub(super) fn give_up_the_silent(&self, waited: Duration) {
         match &self.link {
-            Link::First(chair) => lock(chair).give_up(waited, self.limit),
-            Link::Other(follower) => lock(follower).give_up(waited, self.limit),
+            Link::First(links) => lock(links).give_up(waited, self.limit),
+            Link::Other(link) => lock(link).give_up(waited, self.limit),
         }
     }
 
     /// Sends a message to the coordinator.
-    pub(super) fn tell(&self, word: NodeMessage) {
+    pub(super) fn send(&self, message: NodeMessage) {
         match &self.link {
-            Link::First(chair) => lock(chair).hear(0, word),
-            Link::Other(follower) => connection::send(&mut lock(follower).line.wire, &word),
+            Link::First(links) => lock(links).handle(0, message),
+            Link::Other(link) => connection::send(&mut lock(link).line.connection, &message),
         }
     }
 }
@@ -122,8 +123,8 @@ impl Nodes {
 impl Drop for Nodes {
     fn drop(&mut self) {
         match &self.link {
-            Link::First(chair) => lock(chair).close(),
-            Link::Other(follower) => lock(follower).line.wire.hang_up(),
+            Link::First(links) => lock(links).close(),
+            Link::Other(link) => lock(link).line.connection.hang_up(),
         }
     }
 }
@@ -148,13 +149,13 @@ fn bind(config: &SpawnConfig) -> Result<(IpAddr, bool)> {
 /// Returns this node's address in the network of the first node, which is that of its connections; and on the first node
 /// where the ranks meet, if that does not follow from `master_addr`: it may have several addresses, or be that of a service
 /// or router that forwards connections to `master_port` only.
-fn reached(config: &SpawnConfig, wires: &Connections) -> Result<(IpAddr, Option<String>)> {
-    let (is_first, wires) = match wires {
-        Connections::OfAll(wires) => (true, &wires[..]),
-        Connections::ToFirst(wire) => (false, std::slice::from_ref(wire)),
+fn reached(config: &SpawnConfig, connections: &Connections) -> Result<(IpAddr, Option<String>)> {
+    let (is_first, connections) = match connections {
+        Connections::OfAll(connections) => (true, &connections[..]),
+        Connections::ToFirst(connection) => (false, std::slice::from_ref(connection)),
     };
-    let own = |wire: &Connection| Some(wire.socket().local_addr().ok()?.ip().to_canonical());
-    let all: Vec<IpAddr> = wires.iter().filter_map(own).collect();
+    let own = |connection: &Connection| Some(connection.socket().local_addr().ok()?.ip().to_canonical());
+    let all: Vec<IpAddr> = connections.iter().filter_map(own).collect();
     let times = |ip: &&IpAddr| all.iter().filter(|other| other == ip).count();
     let most = all.iter().rev().max_by_key(times);
     let address = *most.ok_or_else(|| Error::system("the address of this node", "the others are gone"))?;
@@ -185,10 +186,10 @@ fn meet_others(config: &SpawnConfig, (bind, bind_by_route): (IpAddr, bool)) -> R
         job_id: "launchers".into(),
         ..TcpConfig::default()
     };
-    let mut wires = launcher::meet(&meeting).map_err(of_nodes)?;
-    wires.iter().for_each(|wire| link::keep_alive(wire.socket()));
-    match (config.node_rank, wires.pop()) {
-        (0, Some(last)) => Ok(Connections::OfAll(wires.into_iter().chain([last]).collect())),
+    let mut connections = launcher::meet(&meeting).map_err(of_nodes)?;
+    connections.iter().for_each(|connection| link::keep_alive(connection.socket()));
+    match (config.node_rank, connections.pop()) {
+        (0, Some(last)) => Ok(Connections::OfAll(connections.into_iter().chain([last]).collect())),
         (_, Some(first)) => Ok(Connections::ToFirst(first)),
         (_, None) => Err(Error::system("a connection between launchers", "there is none")),
     }

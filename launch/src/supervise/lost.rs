@@ -2,13 +2,13 @@
 
 use std::collections::VecDeque;
 
-use super::{Stage, Supervisor};
+use super::{RoundStage, Supervisor};
 use crate::failure::Ended;
 use crate::message::NodeMessage;
 use crate::start::Worker;
 
 impl Supervisor<'_> {
-    /// In an elastic job: enters or leaves [`Stage::Finishing`], depending on whether only ranks outside the group
+    /// In an elastic job: enters or leaves [`RoundStage::Finishing`], depending on whether only ranks outside the group
     /// still run.
     pub(super) fn look_who_is_left(&mut self) {
         let Some(elastic) = &self.config.elastic else { return };
@@ -18,8 +18,8 @@ impl Supervisor<'_> {
         let some_run = self.workers.running() > 0 && self.ended_well() > 0;
         let only_apart = some_run && self.workers.running_workers().all(Worker::is_outside_group);
         match (self.stage, only_apart) {
-            (Stage::Running, true) => self.enter(Stage::Finishing, elastic.finish),
-            (Stage::Finishing, false) => (self.stage, self.deadline) = (Stage::Running, None),
+            (RoundStage::Running, true) => self.enter(RoundStage::Finishing, elastic.finish),
+            (RoundStage::Finishing, false) => (self.stage, self.deadline) = (RoundStage::Running, None),
             _ => {}
         }
     }
@@ -30,13 +30,13 @@ impl Supervisor<'_> {
         let left = self.workers.at_work() + self.ended_well();
         // A rank that was left behind may have ended: then it is replaced as soon as its end is heard.
         let are_enough = left > 0 && left + self.workers.joining() + self.next_replacement() >= min;
-        if are_enough || self.stage != Stage::Running || self.config.nodes > 1 {
+        if are_enough || self.stage != RoundStage::Running || self.config.nodes > 1 {
             return false;
         }
         let Some(last) = self.lost.pop() else { return false };
         self.count_recent_losses();
         self.ended.push(last);
-        self.enter(Stage::Grace, self.config.failure_grace);
+        self.enter(RoundStage::Grace, self.config.failure_grace);
         true
     }
 
@@ -55,10 +55,10 @@ impl Supervisor<'_> {
     /// members, as without them no group would have formed. So they count as lost, and the others continue if enough
     /// are left.
     pub(super) fn recover_first_failures(&mut self) {
-        if self.stage != Stage::Grace {
+        if self.stage != RoundStage::Grace {
             return;
         }
-        (self.stage, self.deadline) = (Stage::Running, None);
+        (self.stage, self.deadline) = (RoundStage::Running, None);
         let (failed, well) =
             std::mem::take(&mut self.ended).into_iter().partition(|end| !end.status.success());
         self.ended = well;
@@ -73,7 +73,7 @@ impl Supervisor<'_> {
             }
         }
         if self.ended.iter().any(|end| !end.status.success()) {
-            self.enter(Stage::Grace, self.config.failure_grace);
+            self.enter(RoundStage::Grace, self.config.failure_grace);
         }
     }
 
@@ -83,7 +83,7 @@ impl Supervisor<'_> {
         // On several nodes the coordinator knows whether the ranks have formed a group: a rank of another node may have
         // reported it.
         let may = (self.met || self.config.nodes > 1) && self.is_at_work() && self.signal.is_none();
-        if end.status.success() || end.is_checkpointed() || end.told || !may {
+        if end.status.success() || end.is_checkpointed() || end.asked_to_end || !may {
             return false;
         }
         if self.config.nodes > 1 {
@@ -142,7 +142,7 @@ impl Supervisor<'_> {
     pub(super) fn tell_of_loss(&mut self, end: Ended) {
         self.lost.push(end);
         let is_final = self.config.is_final(end.status);
-        self.nodes.tell(NodeMessage::Lost { failure: self.failure(end), is_final });
+        self.nodes.send(NodeMessage::Lost { failure: self.failure(end), is_final });
     }
 
     /// Whether the coordinator decides what a lost rank means for the job.
@@ -157,7 +157,7 @@ impl Supervisor<'_> {
         let is_known =
             |end: &Ended| end.status.success() || self.lost.iter().any(|lost| lost.rank == end.rank);
         let is_undisturbed = self.stopped_by().is_none() && self.output_error.is_none();
-        let by_themselves = self.workers.list.iter().all(|worker| !worker.told);
+        let by_themselves = self.workers.list.iter().all(|worker| !worker.asked_to_end);
         // If ranks were lost while the others continued, this launcher must weigh those losses against the failure that
         // ended the job.
         let is_open = !self.gone_on || self.ended.iter().all(|end| end.status.success());
@@ -169,7 +169,7 @@ impl Supervisor<'_> {
         for rank in self.lost.iter().map(|lost| lost.rank) {
             let tail = tails.get_mut(self.local_rank(rank)).map(std::mem::take).unwrap_or_default();
             if !tail.is_empty() {
-                self.nodes.tell(NodeMessage::LastLines { rank, lines: tail.into() });
+                self.nodes.send(NodeMessage::LastLines { rank, lines: tail.into() });
             }
         }
     }

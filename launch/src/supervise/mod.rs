@@ -52,7 +52,7 @@ impl Finished {
 
 /// Stage of a round; each but the first has a deadline.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Stage {
+enum RoundStage {
     Running,
     /// A rank has failed; the others may end by themselves.
     Grace,
@@ -72,7 +72,7 @@ pub(super) struct Supervisor<'a> {
     nodes: &'a Nodes,
     config: &'a SpawnConfig,
     job: &'a Job,
-    stage: Stage,
+    stage: RoundStage,
     deadline: Option<Instant>,
     /// In chronological order.
     ended: Vec<Ended>,
@@ -108,7 +108,7 @@ impl<'a> Supervisor<'a> {
             nodes,
             config,
             job,
-            stage: Stage::Running,
+            stage: RoundStage::Running,
             deadline: None,
             ended: Vec::new(),
             met: false,
@@ -165,9 +165,9 @@ impl<'a> Supervisor<'a> {
                 let is_first = !std::mem::replace(&mut self.met, true);
                 // Once the ranks are being ended, the report is withheld: the others would continue with ranks that are
                 // about to vanish.
-                let are_ended = matches!(self.stage, Stage::Asked | Stage::Killed);
+                let are_ended = matches!(self.stage, RoundStage::Asked | RoundStage::Killed);
                 if (is_first || !without.is_empty()) && !are_ended {
-                    self.nodes.tell(NodeMessage::Met { without });
+                    self.nodes.send(NodeMessage::Met { without });
                 }
                 // On several nodes the coordinator decides this.
                 if is_first && self.config.nodes == 1 {
@@ -205,7 +205,7 @@ impl<'a> Supervisor<'a> {
         }
         if self.is_at_work() {
             self.count_recent_losses();
-            self.enter(Stage::Grace, self.config.failure_grace);
+            self.enter(RoundStage::Grace, self.config.failure_grace);
         }
         if !matches!(order, Order::Stop) {
             self.inbox.keep(Event::Order(order));
@@ -217,28 +217,28 @@ impl<'a> Supervisor<'a> {
         let (rank, pid) = (worker.rank, worker.pid);
         let status = worker.reap().map_err(|e| Error::system(format!("cannot wait for rank {rank}"), e))?;
         tracing::debug!(rank, pid, %status, "ended");
-        let end = Ended { rank, status, told: worker.told, at: Instant::now() };
+        let end = Ended { rank, status, asked_to_end: worker.asked_to_end, at: Instant::now() };
         if self.config.elastic.is_some() {
-            self.nodes.tell(NodeMessage::HasEnded(rank));
+            self.nodes.send(NodeMessage::HasEnded(rank));
         }
         self.announcer.iter().for_each(|announcer| announcer.note_end(rank));
         if self.goes_on_without(end) {
             self.look_who_is_left();
             return Ok(());
         }
-        if !status.success() && self.stage == Stage::Running {
+        if !status.success() && self.stage == RoundStage::Running {
             self.count_recent_losses();
         }
         self.ended.push(end);
         if status.success() {
             self.look_who_is_left();
-        } else if self.stage == Stage::Running {
-            self.enter(Stage::Grace, self.config.failure_grace);
+        } else if self.stage == RoundStage::Running {
+            self.enter(RoundStage::Grace, self.config.failure_grace);
             if self.config.nodes > 1 {
-                self.nodes.tell(NodeMessage::Failing { rank, status });
+                self.nodes.send(NodeMessage::Failing { rank, status });
             }
             self.announce_own(end);
-        } else if self.stage == Stage::Grace && !end.told {
+        } else if self.stage == RoundStage::Grace && !end.asked_to_end {
             self.further_failure(end);
         }
         Ok(())
@@ -252,7 +252,7 @@ impl<'a> Supervisor<'a> {
         if self.are_lost_here() {
             self.tell_of_loss(end);
         } else if self.config.nodes > 1 {
-            self.nodes.tell(NodeMessage::Failing { rank, status });
+            self.nodes.send(NodeMessage::Failing { rank, status });
         }
         if !self.met {
             self.announce_own(end);
@@ -277,7 +277,7 @@ impl<'a> Supervisor<'a> {
 
     /// Whether nothing has happened yet that ends the ranks.
     fn is_at_work(&self) -> bool {
-        matches!(self.stage, Stage::Running | Stage::Finishing)
+        matches!(self.stage, RoundStage::Running | RoundStage::Finishing)
     }
 
     /// Handles a signal that ends the job: the first one is passed on, and another one kills the ranks at once.
@@ -294,18 +294,18 @@ impl<'a> Supervisor<'a> {
     }
 
     fn ask(&mut self, signals: &[Signal], time: Duration) {
-        if self.stage != Stage::Killed {
+        if self.stage != RoundStage::Killed {
             self.workers.signal_all(signals);
-            self.enter(Stage::Asked, time);
+            self.enter(RoundStage::Asked, time);
         }
     }
 
     fn kill(&mut self) {
         self.workers.signal_all(&[Signal::KILL]);
-        self.enter(Stage::Killed, KILL_TIME);
+        self.enter(RoundStage::Killed, KILL_TIME);
     }
 
-    fn enter(&mut self, stage: Stage, time: Duration) {
+    fn enter(&mut self, stage: RoundStage, time: Duration) {
         self.stage = stage;
         self.deadline = Instant::now().checked_add(time);
     }
@@ -313,19 +313,21 @@ impl<'a> Supervisor<'a> {
     /// Enters the next stage when the deadline has passed.
     fn escalate(&mut self) {
         match self.stage {
-            Stage::Running | Stage::Grace => self.ask(&[Signal::TERM, Signal::CONT], self.config.grace),
-            Stage::Finishing => {
+            RoundStage::Running | RoundStage::Grace => {
+                self.ask(&[Signal::TERM, Signal::CONT], self.config.grace)
+            }
+            RoundStage::Finishing => {
                 self.is_done = true;
                 self.workers.running_workers().for_each(Worker::warn_ended);
                 self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME);
             }
-            Stage::Asked => {
+            RoundStage::Asked => {
                 if !self.is_done {
                     self.warn_killed();
                 }
                 self.kill();
             }
-            Stage::Killed => self.workers.given_up = true,
+            RoundStage::Killed => self.workers.given_up = true,
         }
     }
 

@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::VarMap;
 use comm::{Communicator, Local};
 use ddp::{Ddp, DdpConfig};
-use fsdp::{Fsdp, FsdpConfig, MixedPrecision, Strategy};
+use fsdp::{Fsdp, FsdpConfig, MixedPrecision, ShardingStrategy};
 use models::{CausalLm, FolderConfig, FolderWriter, Weights};
 use ops::cross_entropy;
 use pipeline::{Modules, Pipeline, PipelineConfig, ScheduleKind, Split};
@@ -119,7 +119,7 @@ fn shards_train_as_one_process_and_are_saved_as_a_folder() {
 #[test]
 fn tied_shards_train_with_every_strategy_and_with_accumulation() {
     let (weights, expected) = (weights("llama-tied"), Expected::of("llama-tied"));
-    for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
+    for strategy in [ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp, ShardingStrategy::NoShard] {
         let losses = on_two(|comm| {
             let batches = expected.batches(comm.rank(), 2);
             let vb = weights.tensors(DType::F32, &Device::Cpu);

@@ -30,7 +30,7 @@ type Loss = Box<dyn Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor> + Send>;
 
 /// Result of a step on one rank.
 #[derive(Debug)]
-pub struct Step {
+pub struct StepOutput {
     /// Mean of the micro-batches' losses, on the rank that has the last stage.
     pub loss: Option<f32>,
     /// Gradients of this rank's variables for the whole batch, for the optimizer.
@@ -109,7 +109,7 @@ impl Pipeline {
     /// # Errors
     /// A batch of the wrong size; [`Error::ShapeChanged`]; errors of a stage; [`Error::PeerFailed`] if another rank failed in
     /// this way.
-    pub fn step(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<Step> {
+    pub fn step(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<StepOutput> {
         self.check_ready()?;
         let step = self.try_step(input, target);
         self.close_if_failed(&step);
@@ -148,7 +148,7 @@ impl Pipeline {
         });
     }
 
-    fn try_step(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<Step> {
+    fn try_step(&mut self, input: Option<&Tensor>, target: Option<&Tensor>) -> Result<StepOutput> {
         let (inputs, targets) = self.micro_batches(input, target)?;
         let table = self.schedule.table();
         let contexts = self.row_contexts.len();
@@ -188,7 +188,7 @@ impl Pipeline {
         let activation_bytes = measures.then_some(most_bytes);
         let loss = mean(&losses).map_err(Error::during("the loss"))?;
         let grads = gradients.finish().map_err(Error::during("the gradients"))?;
-        Ok(Step { loss, grads, spans, most_alive, activation_bytes })
+        Ok(StepOutput { loss, grads, spans, most_alive, activation_bytes })
     }
 
     /// Applies [`PipelineConfig::audit`](crate::PipelineConfig::audit).
@@ -294,7 +294,7 @@ impl Pipeline {
         &self.buffers
     }
 
-    /// Sets whether steps measure the bytes of activations ([`Step::activation_bytes`]), which costs a traversal of each
+    /// Sets whether steps measure the bytes of activations ([`StepOutput::activation_bytes`]), which costs a traversal of each
     /// graph. Initially off.
     pub fn measure_activations(&mut self, measures: bool) {
         self.measures = measures;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use comm::algorithm::schedule::{Combine, Parts, Schedule, Step, Transfer};
+use comm::algorithm::schedule::{Combine, Parts, Schedule, ScheduleStep, Transfer};
 use comm::{Topology, algorithm};
 
 use super::{Network, event};
@@ -54,7 +54,7 @@ impl Collective {
             Self::AllGather => {
                 let copy = Transfer::Copy { range: parts.of(rank), to: parts.of(rank).start };
                 let mut schedule = algorithm::all_gather(rank, topology, &parts);
-                schedule.steps.insert(0, Step { transfers: vec![copy], finished: 0..0 });
+                schedule.steps.insert(0, ScheduleStep { transfers: vec![copy], finished: 0..0 });
                 schedule
             }
             Self::ReduceScatter => algorithm::reduce_scatter(rank, topology, &parts, ELEMENT).0,
@@ -65,7 +65,7 @@ impl Collective {
                     Transfer::Send { to, range: 0..len },
                     Transfer::Recv { from, range: 0..len, combine: Combine::Replace },
                 ];
-                Schedule { steps: vec![Step { transfers, finished: 0..0 }] }
+                Schedule { steps: vec![ScheduleStep { transfers, finished: 0..0 }] }
             }
             Self::Barrier => algorithm::barrier(rank, topology),
         }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use comm::algorithm::schedule::{Schedule, Step, Transfer};
+use comm::algorithm::schedule::{Schedule, ScheduleStep, Transfer};
 
 use super::Network;
 
@@ -84,7 +84,7 @@ impl World<'_> {
         }
     }
 
-    fn begin(&mut self, rank: usize, step: &Step, ready: &mut VecDeque<usize>) {
+    fn begin(&mut self, rank: usize, step: &ScheduleStep, ready: &mut VecDeque<usize>) {
         let mut now = self.places[rank].clock;
         self.places[rank].began = Some(now);
         for transfer in &step.transfers {
@@ -104,7 +104,7 @@ impl World<'_> {
         self.places[rank].own = own;
     }
 
-    fn end(&mut self, rank: usize, step: &Step) {
+    fn end(&mut self, rank: usize, step: &ScheduleStep) {
         let mut now = self.places[rank].own;
         for transfer in &step.transfers {
             let Some((from, len)) = sender(transfer) else { continue };

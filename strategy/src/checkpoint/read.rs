@@ -13,7 +13,7 @@ use training::internal::Runs;
 use training::{Contents, LossScalerState};
 
 use super::manifest::{Manifest, OptimizerEntry, Part, TensorEntry, model_key, optimizer_key};
-use super::source::Source;
+use super::source::PieceSource;
 use crate::region::{Overlap, Region};
 use crate::{Error, Piece, Result};
 
@@ -27,7 +27,7 @@ pub struct CheckpointReader {
     /// The folder, for messages.
     folder: PathBuf,
     manifest: Manifest,
-    files: BTreeMap<String, Source>,
+    files: BTreeMap<String, PieceSource>,
 }
 
 impl CheckpointReader {
@@ -40,13 +40,17 @@ impl CheckpointReader {
             let problem = format!("it is no checkpoint of a model in any layout: {error}");
             Error::file(&contents.folder, problem)
         })?;
-        let open = |name: &String| Ok((name.clone(), Source::open(&contents.path(name))?));
+        let open = |name: &String| Ok((name.clone(), PieceSource::open(&contents.path(name))?));
         let files = contents.files.keys().map(open).collect::<Result<_>>()?;
         Self::of(&contents.folder, manifest, files)
     }
 
     /// Creates a reader of what a manifest describes.
-    pub(super) fn of(folder: &Path, manifest: Manifest, files: BTreeMap<String, Source>) -> Result<Self> {
+    pub(super) fn of(
+        folder: &Path,
+        manifest: Manifest,
+        files: BTreeMap<String, PieceSource>,
+    ) -> Result<Self> {
         let refuse = |problem: String| Error::file(folder, problem);
         for (name, described) in &manifest.parameters {
             let regions = described.parts.iter().map(|part| part.region(&described.dims));

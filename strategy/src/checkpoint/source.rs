@@ -11,21 +11,21 @@ use crate::{Error, Result};
 
 /// The tensors that one rank contributes.
 #[derive(Debug)]
-pub(super) enum Source {
+pub(super) enum PieceSource {
     /// A file that the rank has written.
     File(TensorFile),
     /// Ranges of tensors from the rank's memory, by the tensor's key and the index of the first element.
     Memory(HashMap<(String, usize), Tensor>),
 }
 
-impl Default for Source {
+impl Default for PieceSource {
     /// A rank's memory, of which nothing has been read.
     fn default() -> Self {
         Self::Memory(HashMap::new())
     }
 }
 
-impl Source {
+impl PieceSource {
     pub(super) fn open(path: &Path) -> Result<Self> {
         Ok(Self::File(TensorFile::open(path)?))
     }

@@ -26,16 +26,16 @@ pub(super) fn step(
     let (of_gradients, of_squares) = (Arc::make_mut(of_gradients), Arc::make_mut(of_squares));
     let state = RefCell::new((of_gradients, of_squares, low.on_host(var)?));
     // A linear layer's weight gradient often comes transposed.
-    var.inplace_op2(&grad.contiguous()?, &Step { factors, state })
+    var.inplace_op2(&grad.contiguous()?, &AdamStep { factors, state })
 }
 
-struct Step<'a> {
+struct AdamStep<'a> {
     factors: Factors,
     /// Both means, and the parameter's low bits.
     state: RefCell<(&'a mut CpuStorage, &'a mut CpuStorage, Option<&'a mut CpuStorage>)>,
 }
 
-impl InplaceOp2 for Step<'_> {
+impl InplaceOp2 for AdamStep<'_> {
     fn name(&self) -> &'static str {
         "adam"
     }

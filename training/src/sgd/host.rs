@@ -22,7 +22,7 @@ pub(super) fn step(
     let low = low.on_host(var)?;
     if config.momentum == 0. {
         let rule = Rule { config, scale, first: false };
-        return run(var, grad, &Step { rule, state: RefCell::new((None, low)) });
+        return run(var, grad, &SgdStep { rule, state: RefCell::new((None, low)) });
     }
     let first = direction.is_none();
     if !matches!(direction, Some(Buffer::Host(_))) {
@@ -30,10 +30,10 @@ pub(super) fn step(
     }
     let Some(Buffer::Host(storage)) = direction else { bail!("sgd: a direction was lost") };
     let state = RefCell::new((Some(Arc::make_mut(storage)), low));
-    run(var, grad, &Step { rule: Rule { config, scale, first }, state })
+    run(var, grad, &SgdStep { rule: Rule { config, scale, first }, state })
 }
 
-fn run(var: &Var, grad: &Tensor, step: &Step<'_>) -> Result<()> {
+fn run(var: &Var, grad: &Tensor, step: &SgdStep<'_>) -> Result<()> {
     if grad.is_contiguous() {
         var.inplace_op2(grad, step)
     } else {
@@ -42,7 +42,7 @@ fn run(var: &Var, grad: &Tensor, step: &Step<'_>) -> Result<()> {
     }
 }
 
-struct Step<'a> {
+struct SgdStep<'a> {
     rule: Rule<'a>,
     /// The direction, and the parameter's low bits.
     state: RefCell<(Option<&'a mut CpuStorage>, Option<&'a mut CpuStorage>)>,
@@ -58,7 +58,7 @@ struct Rule<'a> {
     first: bool,
 }
 
-impl InplaceOp2 for Step<'_> {
+impl InplaceOp2 for SgdStep<'_> {
     fn name(&self) -> &'static str {
         "sgd"
     }

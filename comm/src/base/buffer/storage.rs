@@ -8,11 +8,11 @@ use half::{bf16, f16};
 
 use crate::Result;
 use crate::base::buffer::host;
-use crate::base::buffer::staging::Stage;
+use crate::base::buffer::staging::StagedTensor;
 
 /// Calls `look` with a range of the bytes of a contiguous, non-empty tensor, while its storage is locked for reading.
 pub(crate) fn read<R>(tensor: &Tensor, range: Range<usize>, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
-    if let Some(stage) = Stage::of(tensor, true) {
+    if let Some(stage) = StagedTensor::of(tensor, true) {
         return stage.read(range, look);
     }
     host::read(tensor, range, look)
@@ -24,7 +24,7 @@ pub(crate) fn write<R>(
     range: Range<usize>,
     change: impl FnOnce(&mut [u8]) -> R,
 ) -> Result<R> {
-    if let Some(mut stage) = Stage::of(tensor, true) {
+    if let Some(mut stage) = StagedTensor::of(tensor, true) {
         let result = stage.write(range, change)?;
         return stage.finish().map(|()| result);
     }

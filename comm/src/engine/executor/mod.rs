@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::DType;
 
-use crate::algorithm::schedule::{Combine, Schedule, Step, Transfer};
+use crate::algorithm::schedule::{Combine, Schedule, ScheduleStep, Transfer};
 use crate::base::buffer::element::{divide_bytes, unify_nans};
 use crate::base::fingerprint::{self, Fingerprint};
 use crate::base::last_message::LastMessage;
@@ -96,7 +96,7 @@ pub(crate) struct Task<'a> {
 
 impl<L: Links> ScheduleExecutor<L> {
     pub(crate) fn new(links: L, supervisor: Arc<dyn Supervisor>, world_size: usize) -> Self {
-        let fingerprint = Fingerprint::new(fingerprint::Kind::Barrier, 0);
+        let fingerprint = Fingerprint::new(fingerprint::CallKind::Barrier, 0);
         let (op, dtype) = (ReduceOp::Sum, DType::U8);
         let call = RunningCall { fingerprint, op, dtype, world_size, peers: Vec::new() };
         let (sends, receives, scratch, waits) = Default::default();
@@ -181,7 +181,7 @@ impl<L: Links> ScheduleExecutor<L> {
         self.transfer(memory)
     }
 
-    fn prepare(&mut self, step: &Step, first: bool, memory: &mut Memory<'_>) -> Result<()> {
+    fn prepare(&mut self, step: &ScheduleStep, first: bool, memory: &mut Memory<'_>) -> Result<()> {
         self.sends.clear();
         self.receives.clear();
         let size = self.call.dtype.size_in_bytes();

@@ -10,7 +10,7 @@ use candle_core::{DType, Tensor};
 
 use crate::algorithm::schedule::{Parts, Schedule};
 use crate::base::buffer::storage;
-use crate::base::fingerprint::{self, Kind};
+use crate::base::fingerprint::{self, CallKind};
 use crate::engine::memory::Memory;
 use crate::{Operation, ReduceOp, Result, Topology, algorithm};
 
@@ -37,7 +37,7 @@ pub(crate) struct Planner {
 /// What the schedule of a call depends on, beside the rank and the topology.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct ScheduleKey {
-    kind: Kind,
+    kind: CallKind,
     /// Number of elements, and bytes of each.
     len: usize,
     size: usize,
@@ -87,7 +87,7 @@ impl Planner {
                 self.all_to_all(output, input, output_counts, input_counts)
             }
             Operation::Barrier => {
-                let key = ScheduleKey { kind: Kind::Barrier, len: 0, size: 1, root: 0 };
+                let key = ScheduleKey { kind: CallKind::Barrier, len: 0, size: 1, root: 0 };
                 let schedule = self.recent(key, || algorithm::barrier(self.rank, &self.topology));
                 let memory = Memory::default().scratch(1);
                 Plan { memory, schedule, dtype: DType::U8, op: ReduceOp::Max, pairs: Vec::new() }
@@ -118,7 +118,7 @@ impl Planner {
         let memory = tensors.iter().try_fold(Memory::default(), summed)?;
         let dtype = tensors.first().map_or(DType::U8, |tensor| widened(tensor.dtype()));
         let len = tensors.iter().map(Tensor::elem_count).sum();
-        let key = ScheduleKey { kind: Kind::AllReduce, len, size: dtype.size_in_bytes(), root: 0 };
+        let key = ScheduleKey { kind: CallKind::AllReduce, len, size: dtype.size_in_bytes(), root: 0 };
         let schedule =
             self.recent(key, || algorithm::all_reduce(self.rank, &self.topology, key.len, key.size));
         Ok(Plan { memory, schedule, dtype, op, pairs: Vec::new() })
@@ -148,7 +148,7 @@ impl Planner {
     }
 
     fn broadcast_schedule(&self, len: usize, size: usize, root: usize) -> Arc<Schedule> {
-        let key = ScheduleKey { kind: Kind::Broadcast, len, size, root };
+        let key = ScheduleKey { kind: CallKind::Broadcast, len, size, root };
         self.recent(key, || algorithm::broadcast(self.rank, self.world_size, len, size, root))
     }
 
@@ -160,7 +160,7 @@ impl Planner {
             Schedule::copying(0..own, own + first).then(gather)
         };
         let memory = Memory::of(input).output(output);
-        let key = ScheduleKey { kind: Kind::AllGather, len: parts.len(), size: 0, root: 0 };
+        let key = ScheduleKey { kind: CallKind::AllGather, len: parts.len(), size: 0, root: 0 };
         match counts {
             Some(_) => Plan::copying(memory, schedule(), input),
             None => Plan::copying(memory, self.recent(key, schedule), input),

@@ -8,7 +8,7 @@ use std::time::Instant;
 use candle_core::Tensor;
 
 use crate::base::buffer::staging::Before;
-use crate::base::fingerprint::{self, Fingerprint, Kind, digest};
+use crate::base::fingerprint::{self, CallKind, Fingerprint, digest};
 use crate::base::members::Members;
 use crate::engine::executor::{MessageTransfer, ScheduleExecutor, Task};
 use crate::engine::memory::Memory;
@@ -66,39 +66,41 @@ impl<L: Links> OperationRunner<L> {
     /// Returns the fingerprint of the next collective.
     fn fingerprint(&self, operation: &Operation) -> Fingerprint {
         let sequence = self.sequence + 1;
-        let call = |kind: Kind, tensor: &Tensor| {
+        let call = |kind: CallKind, tensor: &Tensor| {
             Fingerprint::new(kind, sequence).tensor(tensor.dtype(), tensor.elem_count())
         };
         // Errors name ranks by their numbers in the whole job.
         let world = |root: &usize| self.members().world_rank(*root);
         match operation {
-            Operation::AllReduce { tensor, op } => call(Kind::AllReduce, tensor).reduce(*op),
+            Operation::AllReduce { tensor, op } => call(CallKind::AllReduce, tensor).reduce(*op),
             Operation::Reduce { tensor, op, root } => {
-                call(Kind::Reduce, tensor).reduce(*op).root(world(root))
+                call(CallKind::Reduce, tensor).reduce(*op).root(world(root))
             }
-            Operation::Broadcast { tensor, root } => call(Kind::Broadcast, tensor).root(world(root)),
-            Operation::AllGather { input, counts, .. } => with_counts(call(Kind::AllGather, input), counts),
+            Operation::Broadcast { tensor, root } => call(CallKind::Broadcast, tensor).root(world(root)),
+            Operation::AllGather { input, counts, .. } => {
+                with_counts(call(CallKind::AllGather, input), counts)
+            }
             Operation::ReduceScatter { output, op, counts, .. } => {
-                with_counts(call(Kind::ReduceScatter, output).reduce(*op), counts)
+                with_counts(call(CallKind::ReduceScatter, output).reduce(*op), counts)
             }
             Operation::Gather { input, root, counts, .. } => {
-                with_counts(call(Kind::Gather, input).root(world(root)), counts)
+                with_counts(call(CallKind::Gather, input).root(world(root)), counts)
             }
             Operation::Scatter { output, root, counts, .. } => {
-                with_counts(call(Kind::Scatter, output).root(world(root)), counts)
+                with_counts(call(CallKind::Scatter, output).root(world(root)), counts)
             }
             Operation::AllToAll { input, input_counts: None, output_counts: None, .. } => {
-                call(Kind::AllToAll, input)
+                call(CallKind::AllToAll, input)
             }
             // The counts of a pair are known to these two ranks only: see `Plan::pairs`.
-            Operation::AllToAll { input, .. } => call(Kind::AllToAll, input).tensor(input.dtype(), 0),
+            Operation::AllToAll { input, .. } => call(CallKind::AllToAll, input).tensor(input.dtype(), 0),
             Operation::AllReduceCoalesced { tensors, op } => {
-                coalesced(Fingerprint::new(Kind::AllReduce, sequence).reduce(*op), tensors)
+                coalesced(Fingerprint::new(CallKind::AllReduce, sequence).reduce(*op), tensors)
             }
             Operation::BroadcastCoalesced { tensors, root } => {
-                coalesced(Fingerprint::new(Kind::Broadcast, sequence).root(world(root)), tensors)
+                coalesced(Fingerprint::new(CallKind::Broadcast, sequence).root(world(root)), tensors)
             }
-            _ => Fingerprint::new(Kind::Barrier, sequence),
+            _ => Fingerprint::new(CallKind::Barrier, sequence),
         }
     }
 
@@ -106,7 +108,7 @@ impl<L: Links> OperationRunner<L> {
     fn message(&self, peer: usize, outgoing: bool, tensor: &Tensor) -> Fingerprint {
         let (counters, sender) = if outgoing { (&self.sent, self.rank) } else { (&self.received, peer) };
         let call =
-            Fingerprint::new(Kind::Message, counters[peer] + 1).root(self.members().world_rank(sender));
+            Fingerprint::new(CallKind::Message, counters[peer] + 1).root(self.members().world_rank(sender));
         call.tensor(tensor.dtype(), tensor.elem_count())
     }
 

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use super::*;
 use crate::ReduceOp;
-use crate::base::fingerprint::Kind;
+use crate::base::fingerprint::CallKind;
 use crate::base::members::Members;
 use candle_core::DType;
 
 fn call(sequence: u64, elements: usize) -> Fingerprint {
-    Fingerprint::new(Kind::AllReduce, sequence).reduce(ReduceOp::Sum).tensor(DType::F32, elements)
+    Fingerprint::new(CallKind::AllReduce, sequence).reduce(ReduceOp::Sum).tensor(DType::F32, elements)
 }
 
 fn within(call: Fingerprint) -> Status {
@@ -38,7 +38,7 @@ fn the_odd_rank_is_the_one_that_most_disagree_with() {
 
 #[test]
 fn ranks_that_never_talked_are_found_to_disagree() {
-    let barrier = Fingerprint::new(Kind::Barrier, 2);
+    let barrier = Fingerprint::new(CallKind::Barrier, 2);
     let question = Question::Stuck { peer: 1, last: false, apart: false };
     let cause = choose_cause(0, &question, &[within(call(2, 1)), within(call(2, 1)), within(barrier)]);
     assert_eq!(cause, Some(Cause::Mismatch { odd_rank: 2, odd: barrier, rank: 0, call: call(2, 1) }));
@@ -111,7 +111,7 @@ fn who_cannot_be_reached_has_left_or_hangs_or_is_cut_off() {
 /// collective.
 #[test]
 fn messages_do_not_make_a_rank_forget_its_collectives() {
-    let message = |sequence| Fingerprint::new(Kind::Message, sequence).root(3);
+    let message = |sequence| Fingerprint::new(CallKind::Message, sequence).root(3);
     for messages in [1, 3, 9, 100] {
         let mut activity = Activity::default();
         for call in (1..20).map(|sequence| call(sequence, 1)).chain((1..=messages).map(message)) {
@@ -134,7 +134,8 @@ fn messages_do_not_make_a_rank_forget_its_collectives() {
 
 #[test]
 fn ranks_that_send_to_each_other_are_told_to_use_a_batch() {
-    let sent_by = |rank| within(Fingerprint::new(Kind::Message, 1).root(rank).tensor(DType::F32, 1 << 20));
+    let sent_by =
+        |rank| within(Fingerprint::new(CallKind::Message, 1).root(rank).tensor(DType::F32, 1 << 20));
     let line = |statuses: &[Status]| match choose_cause(
         0,
         &Question::Stuck { peer: 1, last: true, apart: false },

@@ -8,7 +8,7 @@ use comm::EXIT_PEER_FAILED;
 
 use super::losses::{Failed, Losses};
 use crate::failure::KILL_PRECEDENCE;
-use crate::message::{Ending, NodeMessage, Order, Round, Verdict};
+use crate::message::{Ending, JobOutcome, NodeMessage, Order, Round};
 
 const SIGKILL: ExitKind = ExitKind::Signal(9);
 
@@ -17,7 +17,7 @@ pub(super) type Orders = Vec<(usize, Order)>;
 
 /// State of a node within a round.
 #[derive(Debug, Clone, PartialEq)]
-enum Stage {
+enum NodeState {
     /// It has not reported that it is ready for the next round.
     Awaited,
     Ready,
@@ -29,7 +29,7 @@ enum Stage {
 
 /// Receives the messages of all nodes and decides.
 pub(super) struct Coordinator {
-    stages: Vec<Stage>,
+    stages: Vec<NodeState>,
     names: Vec<NodeName>,
     local_world_sizes: Vec<Option<usize>>,
     /// Minimum number of ranks of an elastic job, as configured on each node.
@@ -40,7 +40,7 @@ pub(super) struct Coordinator {
     round: Round,
     failures: Vec<Failed>,
     /// The first event that ends the job whatever the ranks do.
-    end: Option<Verdict>,
+    end: Option<JobOutcome>,
     over: bool,
 }
 
@@ -50,7 +50,7 @@ impl Coordinator {
         let nodes = hosts.len();
         let name = |(node, host)| NodeName { node, host };
         Self {
-            stages: vec![Stage::Awaited; nodes],
+            stages: vec![NodeState::Awaited; nodes],
             names: hosts.into_iter().enumerate().map(name).collect(),
             local_world_sizes: vec![None; nodes],
             elastic: vec![None; nodes],
@@ -64,11 +64,11 @@ impl Coordinator {
     }
 
     /// Processes a message from a node, and returns the orders to send now.
-    pub(super) fn handle(&mut self, node: usize, word: NodeMessage, now: Instant) -> Orders {
-        if self.over || self.stages[node] == Stage::Gone {
+    pub(super) fn handle(&mut self, node: usize, message: NodeMessage, now: Instant) -> Orders {
+        if self.over || self.stages[node] == NodeState::Gone {
             return Vec::new();
         }
-        match word {
+        match message {
             NodeMessage::Ready { host, local_world_size, port, elastic, max_restarts } => {
                 self.names[node].host = host;
                 self.local_world_sizes[node] = Some(local_world_size);
@@ -88,28 +88,28 @@ impl Coordinator {
                 Vec::new()
             }
             NodeMessage::Ended(ending) => self.ended(node, ending, now),
-            NodeMessage::Gone => self.gone(node, "is gone".into(), Verdict::Gone),
+            NodeMessage::Gone => self.gone(node, "is gone".into(), JobOutcome::Gone),
             NodeMessage::Silent { ms } => {
                 let what =
                     format!("is given up: nothing was heard of its launcher for {:.1} s", ms as f64 / 1e3);
-                self.gone(node, what, |node| Verdict::Silent { node, ms })
+                self.gone(node, what, |node| JobOutcome::Silent { node, ms })
             }
         }
     }
 
     fn ready(&mut self, node: usize) -> Orders {
-        self.stages[node] = Stage::Ready;
+        self.stages[node] = NodeState::Ready;
         if self.end.is_some() {
             return self.decide();
         }
-        if self.stages.iter().any(|stage| *stage != Stage::Ready) {
+        if self.stages.iter().any(|stage| *stage != NodeState::Ready) {
             return Vec::new();
         }
         if let Some((odd, reason)) = self.first_config_mismatch() {
-            self.end = Some(Verdict::Stopped { node: self.names[odd].clone(), reason });
+            self.end = Some(JobOutcome::Stopped { node: self.names[odd].clone(), reason });
             return self.decide();
         }
-        self.stages.fill(Stage::Running);
+        self.stages.fill(NodeState::Running);
         (0..self.stages.len()).map(|node| (node, Order::Start(self.round.clone()))).collect()
     }
 
@@ -118,13 +118,13 @@ impl Coordinator {
         let size = |node: usize| self.local_world_sizes[node].unwrap_or_default().to_string();
         let least =
             |node: usize| self.elastic[node].map_or("nothing".into(), |min| format!("at least {min} ranks"));
-        let differs = |node: &usize, tell: &dyn Fn(usize) -> String| tell(*node) != tell(0);
+        let differs = |node: &usize, value_of: &dyn Fn(usize) -> String| value_of(*node) != value_of(0);
         let restarts = |node: usize| self.max_restarts[node].to_string();
-        let told: [(&str, &dyn Fn(usize) -> String); 3] =
+        let options: [(&str, &dyn Fn(usize) -> String); 3] =
             [("--nproc-per-node", &size), ("--elastic", &least), ("--max-restarts", &restarts)];
-        told.into_iter().find_map(|(option, tell)| {
-            let odd = (0..self.names.len()).find(|node| differs(node, tell))?;
-            let (got, other, first) = (tell(odd), tell(0), &self.names[0]);
+        options.into_iter().find_map(|(option, value_of)| {
+            let odd = (0..self.names.len()).find(|node| differs(node, value_of))?;
+            let (got, other, first) = (value_of(odd), value_of(0), &self.names[0]);
             Some((odd, format!("{option}: got {got}, {first} has {other}; give the same on every node")))
         })
     }
@@ -136,7 +136,7 @@ impl Coordinator {
             return self.check_remaining();
         }
         let ranks = self.losses.take_fatal();
-        let nodes = self.end.take_if(|end| matches!(end, Verdict::Gone(_) | Verdict::Silent { .. }));
+        let nodes = self.end.take_if(|end| matches!(end, JobOutcome::Gone(_) | JobOutcome::Silent { .. }));
         if !self.are_enough() {
             self.end = self.end.take().or(nodes);
             self.losses.put_back(ranks);
@@ -160,7 +160,7 @@ impl Coordinator {
 
     /// A rank has failed in an elastic job, which may continue without it.
     fn lost(&mut self, node: usize, mut failure: WorkerFailure, is_final: bool, now: Instant) -> Orders {
-        if self.stages[node] != Stage::Running {
+        if self.stages[node] != NodeState::Running {
             return Vec::new();
         }
         failure.node = Some(self.names[node].clone());
@@ -190,7 +190,7 @@ impl Coordinator {
     fn is_missed(&self, node: usize, rank: usize, status: ExitKind) -> Option<(usize, Order)> {
         let is_its_own = rank.checked_div(self.local_world_size()) == Some(node);
         let by_itself = status != ExitKind::Code(EXIT_PEER_FAILED) && !self.losses.has_met();
-        let is_elsewhere = node > 0 && matches!(self.stages[0], Stage::Running | Stage::Ended);
+        let is_elsewhere = node > 0 && matches!(self.stages[0], NodeState::Running | NodeState::Ended);
         let host = || self.names[node].host.clone();
         (is_its_own && by_itself && is_elsewhere).then(|| (0, Order::IsMissed { rank, host: host() }))
     }
@@ -202,13 +202,13 @@ impl Coordinator {
         if is_its_own {
             self.losses.add_end(rank);
         }
-        let running = self.those_at(|stage| *stage == Stage::Running).filter(|_| is_its_own);
+        let running = self.those_at(|stage| *stage == NodeState::Running).filter(|_| is_its_own);
         running.map(|node| (node, Order::HasEnded(rank))).collect()
     }
 
     /// A node's launcher is gone, and its ranks with it.
-    fn gone(&mut self, node: usize, how: String, verdict: impl Fn(NodeName) -> Verdict) -> Orders {
-        let stage = std::mem::replace(&mut self.stages[node], Stage::Gone);
+    fn gone(&mut self, node: usize, how: String, outcome: impl Fn(NodeName) -> JobOutcome) -> Orders {
+        let stage = std::mem::replace(&mut self.stages[node], NodeState::Gone);
         let what = format!("{} {how}", self.names[node]);
         self.go_on_without(node, &stage, what.clone()).unwrap_or_else(|| {
             self.losses.note_early(what.clone());
@@ -217,7 +217,7 @@ impl Coordinator {
             let said = match self.first_cause() {
                 Some(cause) if cause.is_own() && self.end.is_none() => self.tell_all(&Order::Note(what)),
                 _ => {
-                    self.end.get_or_insert(verdict(self.names[node].clone()));
+                    self.end.get_or_insert(outcome(self.names[node].clone()));
                     Vec::new()
                 }
             };
@@ -227,7 +227,7 @@ impl Coordinator {
 
     /// Whether the connection to a node's launcher is closed.
     pub(super) fn is_gone(&self, node: usize) -> bool {
-        self.stages[node] == Stage::Gone
+        self.stages[node] == NodeState::Gone
     }
 
     pub(super) fn name(&self, node: usize) -> &NodeName {
@@ -235,15 +235,15 @@ impl Coordinator {
     }
 
     /// Returns the orders if the others can continue without this node, whose state was `stage`.
-    fn go_on_without(&mut self, node: usize, stage: &Stage, what: String) -> Option<Orders> {
-        if *stage == Stage::Running {
+    fn go_on_without(&mut self, node: usize, stage: &NodeState, what: String) -> Option<Orders> {
+        if *stage == NodeState::Running {
             self.losses.add_node(node);
         }
-        let has_begun = matches!(stage, Stage::Running | Stage::Ended);
+        let has_begun = matches!(stage, NodeState::Running | NodeState::Ended);
         if !has_begun || !self.are_enough() {
             return None;
         }
-        let mut orders = if *stage == Stage::Running { self.go_on(what) } else { Vec::new() };
+        let mut orders = if *stage == NodeState::Running { self.go_on(what) } else { Vec::new() };
         orders.extend(self.decide());
         Some(orders)
     }
@@ -273,12 +273,12 @@ impl Coordinator {
     }
 
     fn tell_all(&self, order: &Order) -> Orders {
-        let there = self.those_at(|stage| matches!(stage, Stage::Running | Stage::Ended));
+        let there = self.those_at(|stage| matches!(stage, NodeState::Running | NodeState::Ended));
         there.map(|node| (node, order.clone())).collect()
     }
 
     fn ended(&mut self, node: usize, ending: Ending, now: Instant) -> Orders {
-        let before = std::mem::replace(&mut self.stages[node], Stage::Ended);
+        let before = std::mem::replace(&mut self.stages[node], NodeState::Ended);
         match ending {
             Ending::Done => {}
             Ending::Failed { mut failure, ago_ms, is_final } => {
@@ -293,57 +293,57 @@ impl Coordinator {
     }
 
     /// A node's launcher has ended its ranks for a reason of its own. Without the first node's launcher the job ends.
-    fn stopped(&mut self, node: usize, before: &Stage, reason: String) -> Orders {
+    fn stopped(&mut self, node: usize, before: &NodeState, reason: String) -> Orders {
         let (name, what) = (self.names[node].clone(), format!("{} has left: {reason}", self.names[node]));
-        let verdict = Verdict::Stopped { node: name, reason };
+        let outcome = JobOutcome::Stopped { node: name, reason };
         if node > 0 {
-            let stage = std::mem::replace(&mut self.stages[node], Stage::Gone);
+            let stage = std::mem::replace(&mut self.stages[node], NodeState::Gone);
             if let Some(mut orders) = self.go_on_without(node, before, what) {
-                orders.push((node, Order::Over(verdict)));
+                orders.push((node, Order::Over(outcome)));
                 return orders;
             }
             self.stages[node] = stage;
         }
-        self.end.get_or_insert(verdict);
+        self.end.get_or_insert(outcome);
         self.decide()
     }
 
     /// Orders to stop, for all nodes whose ranks still run.
     fn stop(&self) -> Orders {
-        self.those_at(|stage| *stage == Stage::Running).map(|node| (node, Order::Stop)).collect()
+        self.those_at(|stage| *stage == NodeState::Running).map(|node| (node, Order::Stop)).collect()
     }
 
-    fn those_at(&self, is: impl Fn(&Stage) -> bool) -> impl Iterator<Item = usize> {
+    fn those_at(&self, is: impl Fn(&NodeState) -> bool) -> impl Iterator<Item = usize> {
         let nodes: Vec<usize> = (0..self.stages.len()).filter(|&node| is(&self.stages[node])).collect();
         nodes.into_iter()
     }
 
-    /// Decides on a restart or on the verdict, once no rank runs any more.
+    /// Decides on a restart or on the outcome, once no rank runs any more.
     fn decide(&mut self) -> Orders {
-        let runs = |stage: &Stage| *stage == Stage::Running;
+        let runs = |stage: &NodeState| *stage == NodeState::Running;
         if self.stages.iter().any(runs) {
             return if self.has_failed() { self.stop() } else { Vec::new() };
         }
-        let verdict = match (self.end.take(), self.first_cause()) {
+        let outcome = match (self.end.take(), self.first_cause()) {
             (Some(end), _) => end,
-            (None, None) => Verdict::Done,
+            (None, None) => JobOutcome::Done,
             (None, Some(Failed { failure, is_final, .. })) => {
-                let all_are_there = !self.stages.contains(&Stage::Gone);
+                let all_are_there = !self.stages.contains(&NodeState::Gone);
                 if self.round.restart < self.round.max_restarts && !is_final && all_are_there {
                     return self.again(&failure);
                 }
-                Verdict::Failed(failure)
+                JobOutcome::Failed(failure)
             }
         };
         self.over = true;
-        let here = self.those_at(|stage| *stage != Stage::Gone);
-        here.map(|node| (node, Order::Over(verdict.clone()))).collect()
+        let here = self.those_at(|stage| *stage != NodeState::Gone);
+        here.map(|node| (node, Order::Over(outcome.clone()))).collect()
     }
 
     fn again(&mut self, failure: &WorkerFailure) -> Orders {
         self.failures.clear();
         self.losses = Losses::new(self.stages.len());
-        self.stages.fill(Stage::Awaited);
+        self.stages.fill(NodeState::Awaited);
         self.round.restart += 1;
         let order = Order::Again {
             reason: failure.headline(),

@@ -3,7 +3,7 @@
 use candle_core::DType;
 use clap::{Args, ValueEnum};
 use cli::prelude::*;
-use fsdp::{FsdpConfig, MixedPrecision, Strategy};
+use fsdp::{FsdpConfig, MixedPrecision, ShardingStrategy};
 
 use super::model::{CLASSES, LargeConfig};
 
@@ -123,9 +123,9 @@ impl FsdpMlpOptions {
         let reduce_dtype = self.reduce_dtype.unwrap_or(self.param_dtype);
         FsdpConfig {
             strategy: match self.sharding {
-                Sharding::FullShard | Sharding::HybridShard => Strategy::FullShard,
-                Sharding::ShardGradOp => Strategy::ShardGradOp,
-                Sharding::NoShard => Strategy::NoShard,
+                Sharding::FullShard | Sharding::HybridShard => ShardingStrategy::FullShard,
+                Sharding::ShardGradOp => ShardingStrategy::ShardGradOp,
+                Sharding::NoShard => ShardingStrategy::NoShard,
             },
             mixed_precision: MixedPrecision {
                 param_dtype: Some(self.param_dtype.dtype()),

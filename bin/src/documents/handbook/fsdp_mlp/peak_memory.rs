@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Tensor};
 use comm::internal::peak_rss_bytes;
-use fsdp::{Fsdp, FsdpConfig, MixedPrecision, Strategy};
+use fsdp::{Fsdp, FsdpConfig, MixedPrecision, ShardingStrategy};
 use serde::{Deserialize, Serialize};
 
 use cli::error::Result;
@@ -58,7 +58,7 @@ pub fn sharded(units: &[usize], shards: usize, config: &FsdpConfig) -> PeakMemor
     let bytes = |dtype: Option<DType>| dtype.map_or(MASTER, |dtype| dtype.size_in_bytes());
     let MixedPrecision { param_dtype, reduce_dtype, .. } = config.mixed_precision;
     let whole = match config.strategy {
-        Strategy::FullShard => two,
+        ShardingStrategy::FullShard => two,
         _ => all,
     };
     PeakMemory {

@@ -14,7 +14,7 @@ use cli::options::{DeviceKind, RankOptions};
 use cli::prelude::*;
 use cli::start::{self, Start};
 use comm::TcpConfig;
-use launch::Layout;
+use launch::NodeLayout;
 use report::trace;
 
 use stage::OrderedOutput;
@@ -52,8 +52,8 @@ const MOST_LINES: usize = 4096;
 
 impl ProcessGroupsOptions {
     /// Returns the nodes and ranks of the table.
-    pub(super) fn layout(&self) -> Result<Layout> {
-        let layout = Layout::new(self.nodes, self.nproc_per_node).ok();
+    pub(super) fn layout(&self) -> Result<NodeLayout> {
+        let layout = NodeLayout::new(self.nodes, self.nproc_per_node).ok();
         layout.filter(|layout| layout.world_size() <= MOST_LINES).ok_or_else(|| {
             let help = format!(
                 "with --nproc-per-node {} give a table of {MOST_LINES} ranks at most",

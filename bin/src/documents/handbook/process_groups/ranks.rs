@@ -3,11 +3,11 @@
 use cli::prelude::*;
 use comm::internal::host_name;
 use comm::{Communicator, LaunchedRank};
-use launch::Layout;
+use launch::NodeLayout;
 
 use super::stage::{OrderedOutput, python_bool};
 
-pub(super) fn show(stage: &OrderedOutput<'_>, world: &dyn Communicator, table: Layout) -> Result<()> {
+pub(super) fn show(stage: &OrderedOutput<'_>, world: &dyn Communicator, table: NodeLayout) -> Result<()> {
     stage.title("world group")?;
     let (rank, world_size) = (world.rank(), world.world_size());
     let (node, local_rank, local_world_size) = place(rank, world_size, LaunchedRank::from_env()?);
@@ -31,7 +31,7 @@ pub(super) fn show(stage: &OrderedOutput<'_>, world: &dyn Communicator, table: L
     ))?;
     for node in 0..nodes {
         for rank in table.ranks_of(node) {
-            let (node, local_rank) = table.place(rank);
+            let (node, local_rank) = table.node_and_local_rank(rank);
             stage.say(format_args!("node {node}, local rank {local_rank}: global rank {rank}"))?;
         }
     }

@@ -37,7 +37,7 @@ impl Before {
 }
 
 /// Staging copy of a device tensor's elements on the host.
-pub(crate) struct Stage<'a> {
+pub(crate) struct StagedTensor<'a> {
     tensor: &'a Tensor,
     host: OnceCell<Tensor>,
     /// Whether the tensor's old elements are needed, because they are read or not all overwritten.
@@ -45,7 +45,7 @@ pub(crate) struct Stage<'a> {
     changed: bool,
 }
 
-impl<'a> Stage<'a> {
+impl<'a> StagedTensor<'a> {
     /// Returns `None` for a CPU tensor. `keeps` may be false if the tensor is overwritten from its first to its last
     /// element.
     pub(crate) fn of(tensor: &'a Tensor, keeps: bool) -> Option<Self> {
@@ -110,7 +110,7 @@ mod tests {
     fn a_part_of_a_tensor_goes_to_the_host_and_comes_back() {
         let whole = Tensor::arange(0f32, 12.0, &Device::Cpu).unwrap().reshape((4, 3)).unwrap();
         let part = whole.narrow(0, 1, 2).unwrap();
-        let mut stage = Stage::over(&part, true);
+        let mut stage = StagedTensor::over(&part, true);
         let read = stage.read(4..12, |bytes| bytemuck::cast_slice::<u8, f32>(bytes).to_vec()).unwrap();
         assert_eq!(read, [4.0, 5.0]);
         stage.write(0..8, |bytes| bytemuck::cast_slice_mut::<u8, f32>(bytes).fill(-1.0)).unwrap();
@@ -124,14 +124,14 @@ mod tests {
     #[test]
     fn what_is_overwritten_is_not_fetched_and_what_is_read_is_not_written() {
         let var = candle_core::Var::new(&[7u32, 8], &Device::Cpu).unwrap();
-        let mut stage = Stage::over(&var, false);
+        let mut stage = StagedTensor::over(&var, false);
         assert_eq!(stage.read(0..8, <[u8]>::to_vec).unwrap(), [0; 8]);
         stage.write(0..8, |bytes| bytes.copy_from_slice(&[1, 0, 0, 0, 2, 0, 0, 0])).unwrap();
         stage.finish().unwrap();
         assert_eq!(var.to_vec1::<u32>().unwrap(), [1, 2]);
 
         let scalar = Tensor::new(5u8, &Device::Cpu).unwrap();
-        let stage = Stage::over(&scalar, true);
+        let stage = StagedTensor::over(&scalar, true);
         assert_eq!(stage.read(0..1, <[u8]>::to_vec).unwrap(), [5]);
         stage.finish().unwrap();
         assert_eq!(scalar.to_scalar::<u8>().unwrap(), 5);

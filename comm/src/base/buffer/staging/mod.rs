@@ -58,7 +58,7 @@ impl Before {
 }
 
 /// Staging copy of a CUDA tensor's elements on the host.
-pub(crate) struct Stage<'a> {
+pub(crate) struct StagedTensor<'a> {
     tensor: &'a Tensor,
     host: OnceCell<Pinned>,
     /// Whether the tensor's old elements are needed, because they are read or not all overwritten.
@@ -66,7 +66,7 @@ pub(crate) struct Stage<'a> {
     changed: bool,
 }
 
-impl<'a> Stage<'a> {
+impl<'a> StagedTensor<'a> {
     /// Returns `None` for a CPU tensor. `keeps` may be false if the tensor is overwritten from its first to its last
     /// element.
     pub(crate) fn of(tensor: &'a Tensor, keeps: bool) -> Option<Self> {

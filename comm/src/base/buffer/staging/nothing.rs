@@ -28,9 +28,9 @@ impl Before {
     }
 }
 
-pub(crate) struct Stage<'a>(Infallible, PhantomData<&'a Tensor>);
+pub(crate) struct StagedTensor<'a>(Infallible, PhantomData<&'a Tensor>);
 
-impl<'a> Stage<'a> {
+impl<'a> StagedTensor<'a> {
     pub(crate) fn of(_: &'a Tensor, _keeps: bool) -> Option<Self> {
         None
     }

@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Tensor};
 
-use super::{Stage, failed, stream_of};
+use super::{StagedTensor, failed, stream_of};
 use crate::base::buffer::host;
 use crate::base::fingerprint;
 
@@ -15,7 +15,7 @@ pub(crate) fn upload(tensor: &Tensor, device: &Device) -> candle_core::Result<Te
     }
     let (tensor, output) = (tensor.contiguous()?, Tensor::zeros(tensor.shape(), tensor.dtype(), device)?);
     let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
-    let Some(mut stage) = Stage::of(&output, false).filter(|_| bytes > 0) else { return Ok(output) };
+    let Some(mut stage) = StagedTensor::of(&output, false).filter(|_| bytes > 0) else { return Ok(output) };
     // The zeros are written on the device's own stream, and the copy is made on another.
     let made = cuda.cuda_stream().record_event(None).map_err(failed)?;
     stream_of(cuda).and_then(|stream| stream.wait(&made)).map_err(failed)?;

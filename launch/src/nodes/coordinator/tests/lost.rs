@@ -7,24 +7,24 @@ fn ranks_and_nodes_may_be_lost_as_long_as_there_are_enough() {
     let mut coordinator = elastic(3, 0);
     let now = Instant::now();
     let one = "rank 3 (pid 9, node 1, host h1) was killed by signal SIGKILL; the others go on, 5 in all";
-    assert_eq!(told(&coordinator.handle(1, lost(3), now)), [0, 1, 2].map(|node| format!("{node} {one}")));
-    // A node that has lost all of its ranks still receives the verdict.
+    assert_eq!(shown(&coordinator.handle(1, lost(3), now)), [0, 1, 2].map(|node| format!("{node} {one}")));
+    // A node that has lost all of its ranks still receives the outcome.
     assert_eq!(coordinator.handle(1, lost(2), now).len(), 3);
     assert!(coordinator.handle(1, NodeMessage::Ended(Ending::Done), now).is_empty());
-    let too_few = told(&coordinator.handle(2, NodeMessage::Gone, now));
+    let too_few = shown(&coordinator.handle(2, NodeMessage::Gone, now));
     assert_eq!(too_few, ["0 stop"], "two are left of at least three");
-    let over = told(&coordinator.handle(0, failed(0, ExitKind::Code(75), 0), now));
+    let over = shown(&coordinator.handle(0, failed(0, ExitKind::Code(75), 0), now));
     assert!(over.len() == 2 && over[0].contains("over: Gone(NodeName { node: 2"), "{over:?}");
 
     let mut coordinator = elastic(3, 0);
     let gone = "node 1 (host h1) is gone; the others go on, 4 in all";
     assert_eq!(
-        told(&coordinator.handle(1, NodeMessage::Gone, now)),
+        shown(&coordinator.handle(1, NodeMessage::Gone, now)),
         [format!("0 {gone}"), format!("2 {gone}")]
     );
     assert!(coordinator.handle(0, NodeMessage::Ended(Ending::Done), now).is_empty());
     assert_eq!(
-        told(&coordinator.handle(2, NodeMessage::Ended(Ending::Done), now)),
+        shown(&coordinator.handle(2, NodeMessage::Ended(Ending::Done), now)),
         ["0 over: Done", "2 over: Done"]
     );
 }
@@ -41,16 +41,16 @@ fn without_the_last_rank_at_work_none_goes_on() {
     };
     let mut coordinator = elastic(1, 0);
     all_others_end(&mut coordinator, 0);
-    assert_eq!(told(&coordinator.handle(0, lost(0), now)), ["0 stop", "2 stop"]);
+    assert_eq!(shown(&coordinator.handle(0, lost(0), now)), ["0 stop", "2 stop"]);
     coordinator.handle(2, NodeMessage::Ended(Ending::Done), now);
-    let over = told(&coordinator.handle(0, NodeMessage::Ended(Ending::Done), now));
+    let over = shown(&coordinator.handle(0, NodeMessage::Ended(Ending::Done), now));
     assert!(over.len() == 3 && over[0].contains("over: Failed(WorkerFailure { rank: 0, "), "{over:?}");
 
     // One that the group excludes had no part in the work.
     let mut coordinator = elastic(1, 0);
     coordinator.handle(0, met(&[4]), now);
     all_others_end(&mut coordinator, 4);
-    let orders = told(&coordinator.handle(2, lost(4), now));
+    let orders = shown(&coordinator.handle(2, lost(4), now));
     assert!(orders[0].ends_with("; the others go on, 5 in all"), "{orders:?}");
 }
 
@@ -61,10 +61,10 @@ fn those_that_were_left_behind_are_not_left() {
     // The remaining ranks have formed a group without a stopped one, and two of them report that.
     assert!(coordinator.handle(0, met(&[4]), now).is_empty());
     assert!(coordinator.handle(1, met(&[4]), now).is_empty());
-    let orders = told(&coordinator.handle(0, lost(0), now));
+    let orders = shown(&coordinator.handle(0, lost(0), now));
     assert!(orders[0].ends_with("; the others go on, 4 in all"), "{orders:?}");
     // The excluded rank is counted once, even when it ends as well.
-    let orders = told(&coordinator.handle(2, lost(4), now));
+    let orders = shown(&coordinator.handle(2, lost(4), now));
     assert!(orders[0].ends_with("; the others go on, 4 in all"), "{orders:?}");
 
     let mut coordinator = elastic(1, 0);
@@ -72,7 +72,7 @@ fn those_that_were_left_behind_are_not_left() {
     for rank in [0, 1, 2] {
         assert_eq!(coordinator.handle(rank / 2, lost(rank), now).len(), 3, "rank {rank}");
     }
-    assert_eq!(told(&coordinator.handle(1, lost(3), now)), ["0 stop", "1 stop", "2 stop"], "nobody is left");
+    assert_eq!(shown(&coordinator.handle(1, lost(3), now)), ["0 stop", "1 stop", "2 stop"], "nobody is left");
 }
 
 #[test]
@@ -83,11 +83,11 @@ fn those_that_were_left_behind_are_not_left_even_where_that_is_heard_late() {
     for rank in 0..4 {
         assert_eq!(coordinator.handle(rank / 2, lost(rank), now).len(), 3, "rank {rank}");
     }
-    assert_eq!(told(&coordinator.handle(1, met(&[4, 5]), now)), ["0 stop", "1 stop", "2 stop"]);
+    assert_eq!(shown(&coordinator.handle(1, met(&[4, 5]), now)), ["0 stop", "1 stop", "2 stop"]);
     assert!(coordinator.handle(0, met(&[4, 5]), now).is_empty());
     coordinator.handle(0, NodeMessage::Ended(Ending::Done), now);
     coordinator.handle(1, NodeMessage::Ended(Ending::Done), now);
-    let over = told(&coordinator.handle(2, NodeMessage::Ended(Ending::Done), now));
+    let over = shown(&coordinator.handle(2, NodeMessage::Ended(Ending::Done), now));
     assert!(over.len() == 3 && over[0].contains("over: Failed(WorkerFailure { rank: 3, "), "{over:?}");
 }
 
@@ -96,22 +96,22 @@ fn with_too_few_all_start_again_where_all_launchers_are_there() {
     let now = Instant::now();
     let mut coordinator = elastic(5, 1);
     coordinator.handle(2, lost(5), now);
-    assert_eq!(told(&coordinator.handle(1, lost(3), now)), ["0 stop", "1 stop", "2 stop"]);
+    assert_eq!(shown(&coordinator.handle(1, lost(3), now)), ["0 stop", "1 stop", "2 stop"]);
     coordinator.handle(0, failed(0, ExitKind::Code(75), 0), now);
     coordinator.handle(1, NodeMessage::Ended(Ending::Done), now);
-    let again = told(&coordinator.handle(2, NodeMessage::Ended(Ending::Done), now));
+    let again = shown(&coordinator.handle(2, NodeMessage::Ended(Ending::Done), now));
     assert!(again[0].starts_with("0 again 1/1: rank 3 (pid 9, node 1, host h1)"), "{again:?}");
     // The next round begins with all ranks.
     (0..3).for_each(|node| drop(coordinator.handle(node, ready_with(node, Some(5)), now)));
     let stop = ["0 stop", "1 stop", "2 stop", "0 missed 5 of h2"];
-    assert!(told(&coordinator.handle(2, lost(5), now)) == stop, "before they have met");
+    assert!(shown(&coordinator.handle(2, lost(5), now)) == stop, "before they have met");
 
     let mut coordinator = elastic(3, 1);
     coordinator.handle(2, NodeMessage::Gone, now);
     coordinator.handle(0, lost(0), now);
-    assert_eq!(told(&coordinator.handle(0, lost(1), now)), ["0 stop", "1 stop"]);
+    assert_eq!(shown(&coordinator.handle(0, lost(1), now)), ["0 stop", "1 stop"]);
     coordinator.handle(0, NodeMessage::Ended(Ending::Done), now);
-    let over = told(&coordinator.handle(1, failed(2, ExitKind::Code(75), 0), now));
+    let over = shown(&coordinator.handle(1, failed(2, ExitKind::Code(75), 0), now));
     assert!(over.len() == 2 && over[0].contains("over: Failed(WorkerFailure { rank: 1, "), "{over:?}");
 }
 
@@ -121,15 +121,15 @@ fn a_launcher_that_is_stopped_leaves_but_the_first_one_ends_the_job() {
     let stopped = || NodeMessage::Ended(Ending::Stopped("stopped by SIGTERM".into()));
     let mut coordinator = elastic(4, 1);
     let left = "node 2 (host h2) has left: stopped by SIGTERM; the others go on, 4 in all";
-    let orders = told(&coordinator.handle(2, stopped(), now));
+    let orders = shown(&coordinator.handle(2, stopped(), now));
     assert_eq!(orders[..2], [format!("0 {left}"), format!("1 {left}")]);
     assert!(orders[2].starts_with("2 over: Stopped"), "{orders:?}");
-    assert_eq!(told(&coordinator.handle(0, stopped(), now)), ["1 stop"]);
-    let over = told(&coordinator.handle(1, NodeMessage::Ended(Ending::Done), now));
+    assert_eq!(shown(&coordinator.handle(0, stopped(), now)), ["1 stop"]);
+    let over = shown(&coordinator.handle(1, NodeMessage::Ended(Ending::Done), now));
     assert!(over.len() == 2 && over[0].contains("node: 0"), "{over:?}");
 
     let mut coordinator = elastic(5, 1);
-    assert_eq!(told(&coordinator.handle(2, stopped(), now)), ["0 stop", "1 stop"], "too few are left");
+    assert_eq!(shown(&coordinator.handle(2, stopped(), now)), ["0 stop", "1 stop"], "too few are left");
 }
 
 /// Two nodes with two ranks each; no report yet that they have formed a group.
@@ -148,21 +148,21 @@ fn one_that_was_lost_before_the_ranks_were_heard_to_have_met_is_lost_like_a_late
     // The other node's launcher has received the report, its own has not yet.
     let mut coordinator = before_they_met(2);
     assert!(coordinator.handle(0, met(&[]), now).is_empty());
-    assert_eq!(told(&coordinator.handle(1, lost(3), now)), all_go_on(go_on));
+    assert_eq!(shown(&coordinator.handle(1, lost(3), now)), all_go_on(go_on));
     // No launcher has received the report.
     let mut coordinator = before_they_met(2);
-    assert_eq!(told(&coordinator.handle(1, lost(3), now)), ["0 stop", "1 stop", "0 missed 3 of h1"]);
-    assert_eq!(told(&coordinator.handle(0, met(&[]), now)), all_go_on(go_on));
+    assert_eq!(shown(&coordinator.handle(1, lost(3), now)), ["0 stop", "1 stop", "0 missed 3 of h1"]);
+    assert_eq!(shown(&coordinator.handle(0, met(&[]), now)), all_go_on(go_on));
     assert!(coordinator.handle(1, met(&[]), now).is_empty());
     assert!(coordinator.handle(0, NodeMessage::Ended(Ending::Done), now).is_empty());
-    let over = told(&coordinator.handle(1, NodeMessage::Ended(Ending::Done), now));
+    let over = shown(&coordinator.handle(1, NodeMessage::Ended(Ending::Done), now));
     assert_eq!(over, ["0 over: Done", "1 over: Done"]);
     // Too few ranks are left.
     let mut coordinator = before_they_met(4);
     assert_eq!(coordinator.handle(1, lost(3), now).len(), 3);
     assert!(coordinator.handle(0, met(&[]), now).is_empty());
     assert_eq!(coordinator.handle(0, failed(0, ExitKind::Code(75), 0), now).len(), 1);
-    let over = told(&coordinator.handle(1, failed(3, SIGKILL, 9), now));
+    let over = shown(&coordinator.handle(1, failed(3, SIGKILL, 9), now));
     assert!(over[0].starts_with("0 over: Failed(WorkerFailure { rank: 3"), "{over:?}");
 }
 
@@ -170,21 +170,21 @@ fn one_that_was_lost_before_the_ranks_were_heard_to_have_met_is_lost_like_a_late
 fn a_node_that_was_lost_before_the_ranks_were_heard_to_have_met_as_well() {
     let now = Instant::now();
     let mut coordinator = before_they_met(2);
-    assert_eq!(told(&coordinator.handle(1, NodeMessage::Gone, now)), ["0 stop"]);
+    assert_eq!(shown(&coordinator.handle(1, NodeMessage::Gone, now)), ["0 stop"]);
     assert_eq!(
-        told(&coordinator.handle(0, met(&[]), now)),
+        shown(&coordinator.handle(0, met(&[]), now)),
         ["0 node 1 (host h1) is gone; the others go on, 2 in all"]
     );
-    assert_eq!(told(&coordinator.handle(0, NodeMessage::Ended(Ending::Done), now)), ["0 over: Done"]);
+    assert_eq!(shown(&coordinator.handle(0, NodeMessage::Ended(Ending::Done), now)), ["0 over: Done"]);
 
-    // A node that has lost its ranks has nothing to stop, and receives the verdict.
+    // A node that has lost its ranks has nothing to stop, and receives the outcome.
     let mut coordinator = before_they_met(1);
     assert_eq!(coordinator.handle(1, lost(3), now).len(), 3);
-    assert_eq!(told(&coordinator.handle(1, lost(2), now)), ["0 stop", "0 missed 2 of h1"]);
-    assert_eq!(told(&coordinator.handle(1, NodeMessage::Ended(Ending::Done), now)), ["0 stop"]);
-    assert_eq!(told(&coordinator.handle(0, met(&[]), now)).len(), 4);
+    assert_eq!(shown(&coordinator.handle(1, lost(2), now)), ["0 stop", "0 missed 2 of h1"]);
+    assert_eq!(shown(&coordinator.handle(1, NodeMessage::Ended(Ending::Done), now)), ["0 stop"]);
+    assert_eq!(shown(&coordinator.handle(0, met(&[]), now)).len(), 4);
     assert_eq!(
-        told(&coordinator.handle(0, NodeMessage::Ended(Ending::Done), now)),
+        shown(&coordinator.handle(0, NodeMessage::Ended(Ending::Done), now)),
         ["0 over: Done", "1 over: Done"]
     );
 }
@@ -205,7 +205,7 @@ fn the_last_lines_of_the_first_cause_come_when_they_are_all_there() {
     let orders = coordinator.handle(0, NodeMessage::Ended(Ending::Done), now);
     assert_eq!(orders.len(), 2);
     for (_, order) in orders {
-        let Order::Over(Verdict::Failed(failure)) = order else { panic!() };
+        let Order::Over(JobOutcome::Failed(failure)) = order else { panic!() };
         assert_eq!(
             (failure.rank, failure.also_failed, failure.stderr_tail),
             (3, 1, vec!["of 3".to_string()])
@@ -218,7 +218,7 @@ fn before_the_ranks_have_met_none_may_be_lost() {
     let now = Instant::now();
     let mut coordinator = coordinator(2, 0);
     (0..2).for_each(|node| drop(coordinator.handle(node, ready_with(node, Some(1)), now)));
-    assert_eq!(told(&coordinator.handle(1, NodeMessage::Gone, now)), ["0 stop"]);
+    assert_eq!(shown(&coordinator.handle(1, NodeMessage::Gone, now)), ["0 stop"]);
 }
 
 #[test]
@@ -226,12 +226,12 @@ fn a_launcher_vouches_for_the_end_of_its_own_ranks_only() {
     let mut coordinator = elastic(1, 0);
     let now = Instant::now();
     assert_eq!(
-        told(&coordinator.handle(1, NodeMessage::HasEnded(2), now)),
+        shown(&coordinator.handle(1, NodeMessage::HasEnded(2), now)),
         ["0 ended 2", "1 ended 2", "2 ended 2"]
     );
     assert!(coordinator.handle(1, NodeMessage::HasEnded(0), now).is_empty());
     assert!(coordinator.handle(2, NodeMessage::HasEnded(6), now).is_empty());
     // The fate of the ranks of a lost node is unknown.
     assert_eq!(coordinator.handle(2, NodeMessage::Gone, now).len(), 2);
-    assert_eq!(told(&coordinator.handle(0, NodeMessage::HasEnded(1), now)), ["0 ended 1", "1 ended 1"]);
+    assert_eq!(shown(&coordinator.handle(0, NodeMessage::HasEnded(1), now)), ["0 ended 1", "1 ended 1"]);
 }

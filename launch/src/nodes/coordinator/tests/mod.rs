@@ -27,7 +27,7 @@ fn failed(rank: usize, status: ExitKind, ago_ms: u64) -> NodeMessage {
 }
 
 /// Orders in short form, with their nodes.
-fn told(orders: &Orders) -> Vec<String> {
+fn shown(orders: &Orders) -> Vec<String> {
     let short = |order: &Order| match order {
         Order::Start(round) => format!("start {} at {}", round.restart, round.port),
         Order::Stop => "stop".into(),
@@ -35,7 +35,7 @@ fn told(orders: &Orders) -> Vec<String> {
         Order::HasEnded(rank) => format!("ended {rank}"),
         Order::IsMissed { rank, host } => format!("missed {rank} of {host}"),
         Order::Again { reason, restart, of } => format!("again {restart}/{of}: {reason}"),
-        Order::Over(verdict) => format!("over: {verdict:?}"),
+        Order::Over(outcome) => format!("over: {outcome:?}"),
     };
     orders.iter().map(|(node, order)| format!("{node} {}", short(order))).collect()
 }
@@ -54,10 +54,10 @@ fn all_start_once_all_are_ready_and_end_when_all_have_ended() {
     let mut coordinator = coordinator(2, 0);
     let now = Instant::now();
     assert!(coordinator.handle(1, ready(1), now).is_empty());
-    assert_eq!(told(&coordinator.handle(0, ready(0), now)), ["0 start 0 at 1000", "1 start 0 at 1000"]);
+    assert_eq!(shown(&coordinator.handle(0, ready(0), now)), ["0 start 0 at 1000", "1 start 0 at 1000"]);
     assert!(coordinator.handle(0, NodeMessage::Ended(Ending::Done), now).is_empty());
     assert_eq!(
-        told(&coordinator.handle(1, NodeMessage::Ended(Ending::Done), now)),
+        shown(&coordinator.handle(1, NodeMessage::Ended(Ending::Done), now)),
         ["0 over: Done", "1 over: Done"]
     );
     assert!(
@@ -72,31 +72,31 @@ fn a_failure_stops_the_others_and_all_start_again_as_often_as_they_may() {
     let now = Instant::now();
     start(&mut coordinator);
     let failing = NodeMessage::Failing { rank: 3, status: SIGKILL };
-    assert_eq!(told(&coordinator.handle(1, failing, now)), ["0 stop", "1 stop", "0 missed 3 of h1"]);
-    assert_eq!(told(&coordinator.handle(1, failed(3, SIGKILL, 5), now)), ["0 stop"]);
+    assert_eq!(shown(&coordinator.handle(1, failing, now)), ["0 stop", "1 stop", "0 missed 3 of h1"]);
+    assert_eq!(shown(&coordinator.handle(1, failed(3, SIGKILL, 5), now)), ["0 stop"]);
     let again = "again 1/1: rank 3 (pid 9, node 1, host h1) was killed by signal SIGKILL";
     let orders = coordinator.handle(0, failed(0, ExitKind::Code(75), 3), now);
-    assert_eq!(told(&orders), [format!("0 {again}"), format!("1 {again}")]);
+    assert_eq!(shown(&orders), [format!("0 {again}"), format!("1 {again}")]);
     assert!(coordinator.handle(0, ready(0), now).is_empty());
-    assert_eq!(told(&coordinator.handle(1, ready(1), now)), ["0 start 1 at 1000", "1 start 1 at 1000"]);
+    assert_eq!(shown(&coordinator.handle(1, ready(1), now)), ["0 start 1 at 1000", "1 start 1 at 1000"]);
     coordinator.handle(0, NodeMessage::Ended(Ending::Done), now);
-    let over = told(&coordinator.handle(1, failed(2, ExitKind::Code(3), 0), now));
+    let over = shown(&coordinator.handle(1, failed(2, ExitKind::Code(3), 0), now));
     assert!(over.len() == 2 && over[0].contains("rank: 2") && over[0].contains("also_failed: 1"), "{over:?}");
 }
 
 #[test]
 fn the_first_cause_is_the_earliest_own_one_and_a_kill_comes_first() {
     let now = Instant::now();
-    let cause = |words: [(usize, ExitKind, u64); 2]| {
+    let cause = |messages: [(usize, ExitKind, u64); 2]| {
         let mut coordinator = coordinator(2, 0);
         start(&mut coordinator);
         let mut orders = Vec::new();
-        for (node, (rank, status, ago)) in words.into_iter().enumerate() {
+        for (node, (rank, status, ago)) in messages.into_iter().enumerate() {
             orders = coordinator.handle(node, failed(rank, status, ago), now);
         }
         match &orders[0].1 {
-            Order::Over(Verdict::Failed(failure)) => (failure.rank, failure.also_failed),
-            _ => panic!("{:?}", told(&orders)),
+            Order::Over(JobOutcome::Failed(failure)) => (failure.rank, failure.also_failed),
+            _ => panic!("{:?}", shown(&orders)),
         }
     };
     use ExitKind::Code;
@@ -112,11 +112,11 @@ fn a_node_that_is_gone_ends_the_job_without_a_restart() {
     let mut coordinator = coordinator(3, 5);
     let now = Instant::now();
     start(&mut coordinator);
-    assert_eq!(told(&coordinator.handle(1, NodeMessage::Gone, now)), ["0 stop", "2 stop"]);
-    assert_eq!(told(&coordinator.handle(0, failed(0, ExitKind::Code(75), 0), now)), ["2 stop"]);
+    assert_eq!(shown(&coordinator.handle(1, NodeMessage::Gone, now)), ["0 stop", "2 stop"]);
+    assert_eq!(shown(&coordinator.handle(0, failed(0, ExitKind::Code(75), 0), now)), ["2 stop"]);
     let over = "over: Gone(NodeName { node: 1, host: \"h1\" })";
     let orders = coordinator.handle(2, NodeMessage::Ended(Ending::Done), now);
-    assert_eq!(told(&orders), [format!("0 {over}"), format!("2 {over}")]);
+    assert_eq!(shown(&orders), [format!("0 {over}"), format!("2 {over}")]);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn other_numbers_of_ranks_are_refused_by_name() {
     coordinator.handle(0, ready(0), now);
     let odd =
         NodeMessage::Ready { host: "b".into(), local_world_size: 3, port: 0, elastic: None, max_restarts: 0 };
-    let orders = told(&coordinator.handle(1, odd, now));
+    let orders = shown(&coordinator.handle(1, odd, now));
     let part = "--nproc-per-node: got 3, node 0 (host h0) has 2; give the same on every node";
     assert!(orders.len() == 2 && orders[0].contains(part) && orders[0].contains("node: 1"), "{orders:?}");
 }
@@ -148,7 +148,7 @@ fn another_elastic_is_refused_by_name() {
         let mut coordinator = coordinator(2, 0);
         let now = Instant::now();
         coordinator.handle(0, ready_with(0, first), now);
-        let orders = told(&coordinator.handle(1, ready_with(1, second), now));
+        let orders = shown(&coordinator.handle(1, ready_with(1, second), now));
         assert!(orders.len() == 2 && orders[0].contains(part), "{orders:?}");
     }
 }
@@ -160,7 +160,7 @@ fn another_number_of_restarts_is_refused_by_name() {
     coordinator.handle(0, ready(0), now);
     let odd =
         NodeMessage::Ready { host: "b".into(), local_world_size: 2, port: 0, elastic: None, max_restarts: 3 };
-    let orders = told(&coordinator.handle(1, odd, now));
+    let orders = shown(&coordinator.handle(1, odd, now));
     let part = "--max-restarts: got 3, node 0 (host h0) has 0; give the same on every node";
     assert!(orders.len() == 2 && orders[0].contains(part) && orders[0].contains("node: 1"), "{orders:?}");
 }
@@ -174,31 +174,31 @@ fn a_launcher_that_is_not_heard_of_ends_the_job_by_name() {
     coordinator.handle(2, NodeMessage::Ended(Ending::Done), now);
     let over = "over: Silent { node: NodeName { node: 1, host: \"h1\" }, ms: 5000 }";
     let orders = coordinator.handle(1, NodeMessage::Silent { ms: 5000 }, now);
-    assert_eq!(told(&orders), [format!("0 {over}"), format!("2 {over}")]);
+    assert_eq!(shown(&orders), [format!("0 {over}"), format!("2 {over}")]);
 
     let mut coordinator = elastic(3, 0);
     let go_on = "node 1 (host h1) is given up: nothing was heard of its launcher for 5.0 s; the others go on, 4 in all";
     let orders = coordinator.handle(1, NodeMessage::Silent { ms: 5000 }, now);
-    assert_eq!(told(&orders), [0, 2].map(|node| format!("{node} {go_on}")));
+    assert_eq!(shown(&orders), [0, 2].map(|node| format!("{node} {go_on}")));
 }
 
 /// It is the first cause, unless it failed because of another rank.
 #[test]
 fn a_rank_that_had_failed_before_a_node_is_missed_is_told_of() {
     let now = Instant::now();
-    for (word, what) in [
+    for (message, what) in [
         (NodeMessage::Silent { ms: 5000 }, "is given up: nothing was heard of its launcher for 5.0 s"),
         (NodeMessage::Gone, "is gone"),
     ] {
         let mut coordinator = council_of_two(ExitKind::Code(3));
-        let orders = told(&coordinator.handle(1, word.clone(), now));
+        let orders = shown(&coordinator.handle(1, message.clone(), now));
         assert_eq!(orders[0], format!("0 node 1 (host h1) {what}"));
         assert!(
             orders.len() == 2 && orders[1].starts_with("0 over: Failed(") && orders[1].contains("Code(3)")
         );
 
         let mut coordinator = council_of_two(ExitKind::Code(EXIT_PEER_FAILED));
-        let orders = told(&coordinator.handle(1, word, now));
+        let orders = shown(&coordinator.handle(1, message, now));
         assert!(orders.len() == 1 && !orders[0].contains("Failed"), "{orders:?}");
     }
 }
@@ -240,7 +240,7 @@ fn who_blames_another_rank_or_is_of_the_first_node_is_not_missed() {
     for (node, rank, status) in [(1, 3, ExitKind::Code(75)), (0, 1, SIGKILL), (1, 0, SIGKILL)] {
         let mut coordinator = coordinator(2, 0);
         start(&mut coordinator);
-        assert_eq!(told(&coordinator.handle(node, NodeMessage::Failing { rank, status }, now)), stop);
+        assert_eq!(shown(&coordinator.handle(node, NodeMessage::Failing { rank, status }, now)), stop);
     }
 }
 
@@ -250,10 +250,10 @@ fn a_stop_and_a_failure_that_is_final_end_it_in_spite_of_restarts() {
     let mut stopped = coordinator(2, 5);
     start(&mut stopped);
     assert_eq!(
-        told(&stopped.handle(0, NodeMessage::Ended(Ending::Stopped("SIGINT".into())), now)),
+        shown(&stopped.handle(0, NodeMessage::Ended(Ending::Stopped("SIGINT".into())), now)),
         ["1 stop"]
     );
-    let orders = told(&stopped.handle(1, failed(2, ExitKind::Code(75), 0), now));
+    let orders = shown(&stopped.handle(1, failed(2, ExitKind::Code(75), 0), now));
     assert!(orders.len() == 2 && orders[0].contains("SIGINT"), "{orders:?}");
 
     let mut alone = coordinator(1, 5);
@@ -262,7 +262,7 @@ fn a_stop_and_a_failure_that_is_final_end_it_in_spite_of_restarts() {
         panic!()
     };
     let orders = alone.handle(0, NodeMessage::Ended(Ending::Failed { failure, ago_ms, is_final: true }), now);
-    assert!(matches!(&orders[0].1, Order::Over(Verdict::Failed(failure)) if failure.node.is_none()));
+    assert!(matches!(&orders[0].1, Order::Over(JobOutcome::Failed(failure)) if failure.node.is_none()));
 }
 
 /// What a node does next; only relevant while its ranks run.
@@ -289,7 +289,7 @@ fn moves() -> impl Strategy<Value = Vec<(usize, Move)>> {
 }
 
 proptest! {
-    /// Whatever happens in whatever order, all remaining nodes receive the same verdict, once, after at most the
+    /// Whatever happens in whatever order, all remaining nodes receive the same outcome, once, after at most the
     /// permitted number of rounds.
     #[test]
     fn all_come_to_the_same_end(
@@ -300,32 +300,32 @@ proptest! {
         let mut coordinator = coordinator(nodes, max_restarts);
         let now = Instant::now();
         let (mut runs, mut gone, mut starts) = (vec![false; nodes], vec![false; nodes], 0);
-        let mut ends: Vec<Vec<Verdict>> = vec![Vec::new(); nodes];
+        let mut ends: Vec<Vec<JobOutcome>> = vec![Vec::new(); nodes];
         let ready = |node: usize| (node, ready_with(node, elastic));
-        let mut words: std::collections::VecDeque<(usize, NodeMessage)> = (0..nodes).map(ready).collect();
+        let mut messages: std::collections::VecDeque<(usize, NodeMessage)> = (0..nodes).map(ready).collect();
         let mut moves = moves.into_iter();
         loop {
-            while let Some((node, word)) = words.pop_front() {
-                for (to, order) in coordinator.handle(node, word, now) {
+            while let Some((node, message)) = messages.pop_front() {
+                for (to, order) in coordinator.handle(node, message, now) {
                     match order {
                         Order::Start(round) => {
                             prop_assert!(!gone[to] && round.restart <= max_restarts);
                             starts += usize::from(to == 0);
                             runs[to] = true;
-                            words.push_back((to, met(&[])));
+                            messages.push_back((to, met(&[])));
                         }
                         // The node's ranks end, and it reports that.
                         Order::Stop if runs[to] => {
                             runs[to] = false;
-                            words.push_back((to, failed(to, ExitKind::Code(75), 0)));
+                            messages.push_back((to, failed(to, ExitKind::Code(75), 0)));
                         }
                         Order::Stop
                         | Order::GoOn(_)
                         | Order::Note(_)
                         | Order::HasEnded(_)
                         | Order::IsMissed { .. } => {}
-                        Order::Again { .. } => words.push_back(ready(to)),
-                        Order::Over(verdict) => ends[to].push(verdict),
+                        Order::Again { .. } => messages.push_back(ready(to)),
+                        Order::Over(outcome) => ends[to].push(outcome),
                     }
                 }
             }
@@ -335,7 +335,7 @@ proptest! {
             let (node, next) = moves.next().unwrap_or((starts % nodes, Move::Done));
             let node = (node..node + nodes).map(|node| node % nodes).find(|&node| runs[node]).unwrap();
             runs[node] = matches!(next, Move::LosesOne);
-            let word = match next {
+            let message = match next {
                 Move::LosesOne => lost(2 * node),
                 Move::Done => NodeMessage::Ended(Ending::Done),
                 Move::Fails => failed(node, ExitKind::Code(1), 0),
@@ -346,14 +346,14 @@ proptest! {
                     NodeMessage::Gone
                 }
             };
-            words.push_back((node, word));
+            messages.push_back((node, message));
         }
         prop_assert!(starts <= max_restarts + 1);
         let left: Vec<_> = (0..nodes).filter(|&node| !gone[node]).collect();
         prop_assert!(left.iter().all(|&node| ends[node].len() == 1), "{ends:?}");
         // A launcher that was stopped may have left while the others continued.
         let has_left = |&node: &usize| {
-            elastic.is_some() && matches!(&ends[node][0], Verdict::Stopped { node: by, .. } if by.node == node)
+            elastic.is_some() && matches!(&ends[node][0], JobOutcome::Stopped { node: by, .. } if by.node == node)
         };
         let stayed: Vec<_> = left.into_iter().filter(|node| !has_left(node)).collect();
         prop_assert!(stayed.iter().all(|&node| ends[node] == ends[stayed[0]]), "{ends:?}");
