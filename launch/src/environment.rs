@@ -222,7 +222,7 @@ impl Job {
 mod tests {
     use super::*;
 
-    fn told(rank: usize, config: &SpawnConfig) -> Vec<(String, Option<String>)> {
+    fn environment_of(rank: usize, config: &SpawnConfig) -> Vec<(String, Option<String>)> {
         let mut command = Command::new("true");
         let secret = Some(random_hex::<32>().unwrap());
         let round =
@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn every_job_has_its_own_secret_of_32_bytes() {
         let config = SpawnConfig { world_size: 2, ..SpawnConfig::default() };
-        let (first, second) = (told(1, &config), told(1, &config));
+        let (first, second) = (environment_of(1, &config), environment_of(1, &config));
         let secret = value(&first, SECRET).unwrap();
         assert_eq!(secret.len(), 64);
         assert!(secret.bytes().all(|b| b.is_ascii_hexdigit()));
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn a_rank_knows_its_place_and_where_to_meet() {
         let config = SpawnConfig { world_size: 4, master_addr: "localhost".into(), ..SpawnConfig::default() };
-        let told = told(2, &config);
+        let environment_of = environment_of(2, &config);
         for (name, expected) in [
             ("RANK", "2"),
             ("WORLD_SIZE", "4"),
@@ -266,17 +266,17 @@ mod tests {
             ("MASTER_PORT", "29500"),
             ("TORCHELASTIC_USE_AGENT_STORE", "False"),
         ] {
-            assert_eq!(value(&told, name).as_deref(), Some(expected), "{name}");
+            assert_eq!(value(&environment_of, name).as_deref(), Some(expected), "{name}");
         }
         for outer in [LISTENER, SECRET_FILE, "TORCHELASTIC_ERROR_FILE"] {
-            assert!(told.contains(&(outer.to_owned(), None)), "{outer}");
+            assert!(environment_of.contains(&(outer.to_owned(), None)), "{outer}");
         }
     }
 
     #[test]
     fn on_several_nodes_ranks_are_counted_over_all_and_listen_on_the_nodes_address() {
         let config = SpawnConfig { world_size: 6, nodes: 3, node_rank: 1, ..SpawnConfig::default() };
-        let told = told(1, &config);
+        let environment_of = environment_of(1, &config);
         for (name, expected) in [
             ("RANK", "3"),
             ("WORLD_SIZE", "6"),
@@ -288,13 +288,13 @@ mod tests {
             (RESTART_COUNT, "1"),
             ("TORCHELASTIC_MAX_RESTARTS", "3"),
         ] {
-            assert_eq!(value(&told, name).as_deref(), Some(expected), "{name}");
+            assert_eq!(value(&environment_of, name).as_deref(), Some(expected), "{name}");
         }
     }
 
     #[test]
     fn threads_are_left_alone_where_they_are_set() {
         let env = vec![(THREADS.into(), "7".into())];
-        assert_eq!(value(&told(0, &SpawnConfig { env, ..SpawnConfig::default() }), THREADS), None);
+        assert_eq!(value(&environment_of(0, &SpawnConfig { env, ..SpawnConfig::default() }), THREADS), None);
     }
 }

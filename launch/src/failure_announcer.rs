@@ -36,10 +36,10 @@ pub(super) struct FailureAnnouncer {
 impl FailureAnnouncer {
     /// Starts the announcement, unless one is running. Only for inherited ports: programs other than ours may use that
     /// port for something else.
-    pub(super) fn announce(told: &mut Option<Self>, config: &SpawnConfig, job: &Job, death: EndedRank) {
-        if config.port_kind == MasterPort::Inherited && told.is_none() {
+    pub(super) fn announce(running: &mut Option<Self>, config: &SpawnConfig, job: &Job, death: EndedRank) {
+        if config.port_kind == MasterPort::Inherited && running.is_none() {
             let announcer = Self::start(config, job, death, config.failure_grace);
-            *told = announcer.inspect_err(|error| tracing::debug!("{error}")).ok();
+            *running = announcer.inspect_err(|error| tracing::debug!("{error}")).ok();
         }
     }
 
@@ -56,12 +56,12 @@ impl FailureAnnouncer {
             stop: Arc::new(stop),
             leader_has_ended: leader_has_ended.clone(),
         };
-        let tell = move || {
+        let answer = move || {
             if let Err(error) = announcement.make() {
                 tracing::debug!("the other ranks are not told: {error}");
             }
         };
-        let thread = Builder::new().name("herald".into()).spawn(tell).map_err(|reason| failed(&reason))?;
+        let thread = Builder::new().name("herald".into()).spawn(answer).map_err(|reason| failed(&reason))?;
         Ok(Self { alive: Some(alive), leader_has_ended, thread: Some(thread) })
     }
 

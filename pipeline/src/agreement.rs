@@ -68,8 +68,8 @@ fn compare(
     rank: usize,
 ) -> Result<()> {
     let all = gather((rank, own.iter().map(|(_, value)| value.clone()).collect()))?;
-    for (place, (what, _)) in own.iter().enumerate() {
-        let values: Vec<&String> = all.iter().map(|(_, values)| &values[place]).collect();
+    for (index, (what, _)) in own.iter().enumerate() {
+        let values: Vec<&String> = all.iter().map(|(_, values)| &values[index]).collect();
         if let Some((first, odd)) = odd_one(&values) {
             return Err(Error::Disagreement {
                 what: (*what).into(),

@@ -28,9 +28,9 @@ pub(crate) struct Average<'a> {
 /// Returns the positions in a rank's list of actions after which a stage's gradients are complete.
 pub(crate) fn completion_positions(actions: &[Action]) -> Vec<usize> {
     let mut last = BTreeMap::new();
-    for (place, action) in actions.iter().enumerate() {
+    for (index, action) in actions.iter().enumerate() {
         if matches!(action.kind, ActionKind::Backward | ActionKind::BackwardWeight) {
-            last.insert(action.stage, place);
+            last.insert(action.stage, index);
         }
     }
     last.into_values().collect()
@@ -48,8 +48,8 @@ impl<'a> Average<'a> {
     }
 
     /// Returns true if the action at this position is the last one for its stage, and gradients are averaged.
-    pub(crate) fn completes(&self, place: usize) -> bool {
-        self.buckets.is_some() && self.last.contains(&place)
+    pub(crate) fn completes(&self, index: usize) -> bool {
+        self.buckets.is_some() && self.last.contains(&index)
     }
 
     /// Computes the last gradients of a stage. Each is sent once it is complete, in the same order on all replicas, which

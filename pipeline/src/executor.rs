@@ -77,7 +77,7 @@ impl Run<'_> {
     pub(crate) fn run(&mut self, actions: &[Action]) -> Result<()> {
         let began = Instant::now();
         self.links.begin()?;
-        for (place, &action) in actions.iter().enumerate() {
+        for (index, &action) in actions.iter().enumerate() {
             if !action.kind.is_compute() {
                 // A receive lasts until the message has arrived.
                 tracing::info_span!("message", action = action.kind.letters())
@@ -91,7 +91,7 @@ impl Run<'_> {
                 stage = action.stage,
                 micro_batch = action.micro_batch
             );
-            span.in_scope(|| self.compute(action, self.average.completes(place)))?;
+            span.in_scope(|| self.compute(action, self.average.completes(index)))?;
             let end = began.elapsed().as_secs_f64();
             self.state.spans.push(Span { action, start, end });
         }

@@ -26,7 +26,7 @@ pub(crate) struct FailureReports {
     world: Arc<dyn Communicator>,
     /// By rank in the whole job.
     neighbours: BTreeMap<usize, Neighbour>,
-    told: Mutex<Vec<Work>>,
+    sent: Mutex<Vec<Work>>,
 }
 
 /// One group per direction: a group runs its operations in order, so an unanswered receive would block this rank's own
@@ -68,7 +68,7 @@ impl FailureReports {
                 &mut neighbours,
             )?;
         }
-        Ok(Self { world, neighbours, told: Mutex::default() })
+        Ok(Self { world, neighbours, sent: Mutex::default() })
     }
 
     /// Reports to the ranks that wait for this one why it stops, without waiting for them. They report to theirs in turn.
@@ -91,17 +91,17 @@ impl FailureReports {
             .neighbours
             .values()
             .filter_map(|Neighbour { sending, .. }| sending.send(&text, 1 - sending.rank()).ok());
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).extend(works);
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner).extend(works);
     }
 
     /// Replaces the error "peer left" by the cause, if the peer or the world group reports one.
     pub(crate) fn cause(&self, error: comm::Error) -> Error {
         let comm::Error::PeerLeft { rank: left, operation, .. } = &error else { return error.into() };
-        let told = match self.neighbours.get(left) {
+        let reported = match self.neighbours.get(left) {
             Some(neighbour) => self.wait_for_report([neighbour], operation),
             None => self.wait_for_report(self.neighbours.values(), operation),
         };
-        if let Some(cause) = told {
+        if let Some(cause) = reported {
             return cause;
         }
         let began = Instant::now();

@@ -26,8 +26,8 @@ pub(crate) fn broadcast_variables(copies: Option<&dyn Communicator>, vars: &[(St
     let all = all_gather_object(copies, &own)?;
     for (copy, theirs) in all.iter().enumerate() {
         let longer = all[0].len().max(theirs.len());
-        if let Some(place) = (0..longer).find(|place| theirs.get(*place) != all[0].get(*place)) {
-            let line = |lines: &[String]| lines.get(place).map_or("nothing", String::as_str).to_string();
+        if let Some(index) = (0..longer).find(|index| theirs.get(*index) != all[0].get(*index)) {
+            let line = |lines: &[String]| lines.get(index).map_or("nothing", String::as_str).to_string();
             return Err(Error::Disagreement {
                 what: "a variable of the model".into(),
                 rank: copies.world_ranks()[copy],

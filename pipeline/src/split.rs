@@ -67,11 +67,11 @@ impl Split {
 fn at(cuts: &[String], names: &[&str], stages: usize) -> Result<Vec<Range<usize>>> {
     let mut starts = vec![0];
     for cut in cuts {
-        let Some(place) = names.iter().position(|name| name == cut) else {
+        let Some(position) = names.iter().position(|name| name == cut) else {
             return Err(Error::UnknownModule { name: cut.clone(), modules: names.join(", ") });
         };
         // Splits must be in ascending order, and none at the first module.
-        if starts.last().is_some_and(|last| place <= *last) {
+        if starts.last().is_some_and(|last| position <= *last) {
             let before = match starts.len() {
                 1 => "nothing is before it".to_string(),
                 _ => format!("the cut before it is at {}", names[starts[starts.len() - 1]]),
@@ -79,7 +79,7 @@ fn at(cuts: &[String], names: &[&str], stages: usize) -> Result<Vec<Range<usize>
             let (what, help) = ("a cut of the model", format!("{before}; give cuts in the model's order"));
             return Err(Error::InvalidArgument { what: what.into(), got: cut.clone(), help });
         }
-        starts.push(place);
+        starts.push(position);
     }
     if starts.len() != stages {
         let got = format!("{} ({} stages)", cuts.join(","), starts.len());

@@ -49,9 +49,9 @@ pub(crate) fn tie(
     for names in sets(pairs) {
         let found = names.iter().map(|name| find(name)).collect::<Result<Vec<_>>>()?;
         let spec = &found[0].1;
-        if let Some(place) = found.iter().position(|(_, other)| other != spec) {
-            let what = format!("tied variables {} and {}", names[0], names[place]);
-            let got = format!("{spec} and {}", found[place].1);
+        if let Some(index) = found.iter().position(|(_, other)| other != spec) {
+            let what = format!("tied variables {} and {}", names[0], names[index]);
+            let got = format!("{spec} and {}", found[index].1);
             let help = "they must have one shape and dtype".into();
             return Err(Error::InvalidArgument { what, got, help });
         }
@@ -87,7 +87,7 @@ fn sets(pairs: &[(String, String)]) -> Vec<Vec<&str>> {
     let mut sets: Vec<Vec<&str>> = Vec::new();
     for (first, second) in pairs {
         let has = |set: &Vec<&str>| set.contains(&&**first) || set.contains(&&**second);
-        let place = sets.iter().position(has).unwrap_or(sets.len());
+        let index = sets.iter().position(has).unwrap_or(sets.len());
         let (with, without): (Vec<_>, Vec<_>) = sets.into_iter().partition(has);
         let mut joined = with.concat();
         for name in [&**first, &**second] {
@@ -96,7 +96,7 @@ fn sets(pairs: &[(String, String)]) -> Vec<Vec<&str>> {
             }
         }
         sets = without;
-        sets.insert(place, joined);
+        sets.insert(index, joined);
     }
     sets
 }

@@ -57,11 +57,11 @@ impl Modules {
         }
         let build = Arc::new(build);
         let mut modules = Self::new();
-        for (place, name) in names.into_iter().enumerate() {
+        for (index, name) in names.into_iter().enumerate() {
             let (build, only) = (build.clone(), name.clone());
             modules = modules.module(&name, move |vb| {
                 let only = SingleUnitSource { name: only.clone(), vb: vb.root() };
-                Ok(SingleUnit { model: build(&Builder::of_units(Arc::new(only)))?, place })
+                Ok(SingleUnit { model: build(&Builder::of_units(Arc::new(only)))?, index })
             });
         }
         Ok(modules)
@@ -71,7 +71,7 @@ impl Modules {
 /// A model of which only one unit is built.
 struct SingleUnit<M> {
     model: M,
-    place: usize,
+    index: usize,
 }
 
 /// Records the names of units, and builds none.
@@ -106,9 +106,9 @@ impl UnitSource for SingleUnitSource {
 
 impl<M: Units> Module for SingleUnit<M> {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        match self.model.units().get(self.place) {
+        match self.model.units().get(self.index) {
             Some(unit) => unit.forward(x),
-            None => bail!("the model has no unit {}", self.place),
+            None => bail!("the model has no unit {}", self.index),
         }
     }
 }

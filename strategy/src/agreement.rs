@@ -89,8 +89,8 @@ pub fn first_of<'a, T: Serialize + DeserializeOwned>(
     let mut own = own.map(|own| to_bytes(&own));
     let mut first: Option<(usize, Result<Vec<u8>, String>)> = None;
     for group in groups {
-        let told = own.take().map(|own| (group.world_ranks()[group.rank()], own)).or(first.take());
-        first = all_gather_object(group, &told)?.into_iter().flatten().min_by_key(|(rank, _)| *rank);
+        let value = own.take().map(|own| (group.world_ranks()[group.rank()], own)).or(first.take());
+        first = all_gather_object(group, &value)?.into_iter().flatten().min_by_key(|(rank, _)| *rank);
     }
     let Some((rank, value)) = first else { return Ok(None) };
     let value = value.and_then(|bytes| to_value(&bytes));
@@ -111,7 +111,7 @@ pub(crate) fn gather<T: Serialize + DeserializeOwned>(
 }
 
 /// Returns this rank's index in what [`gather`] returns, and the number of ranks.
-pub(crate) fn place(groups: &[&dyn Communicator]) -> (usize, usize) {
+pub(crate) fn rank_and_count(groups: &[&dyn Communicator]) -> (usize, usize) {
     groups.iter().rev().fold((0, 1), |(rank, ranks), group| {
         (rank * group.world_size() + group.rank(), ranks * group.world_size())
     })

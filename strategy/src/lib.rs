@@ -26,7 +26,7 @@ use comm::Communicator;
 use serde_json::Value;
 use training::{Checkpoint, Checkpoints, Contents, LossScalerState, OptimizerState};
 
-use agreement::place;
+use agreement::rank_and_count;
 use checkpoint::{DeferredSnapshot, RANK_FILE, Snapshot, load};
 
 pub use agreement::{all_agree, all_agree_with, first_of};
@@ -156,7 +156,7 @@ pub trait DistributedModel {
         &self,
         optimizer: Option<&dyn OptimizerState>,
     ) -> Result<DeferredSnapshot, Self::Error> {
-        let (rank, _) = place(&self.groups());
+        let (rank, _) = rank_and_count(&self.groups());
         DeferredSnapshot::of(self, format!("{RANK_FILE}{rank:05}"), self.is_first_copy(), optimizer)
     }
 

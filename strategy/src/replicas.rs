@@ -157,8 +157,8 @@ fn shown(dtype: DType, value: f64) -> String {
 /// Returns the index of an element by dim, given its row-major index.
 fn position(dims: &[usize], mut index: usize) -> Vec<usize> {
     let mut position = vec![0; dims.len()];
-    for (place, &len) in position.iter_mut().zip(dims).rev() {
-        *place = index % len.max(1);
+    for (element, &len) in position.iter_mut().zip(dims).rev() {
+        *element = index % len.max(1);
         index /= len.max(1);
     }
     position

@@ -18,7 +18,7 @@ use crate::base::buffer::staging;
 /// use candle_core::{Device, Tensor};
 ///
 /// let x = Tensor::new(&[1f32, 2.0], &Device::Cpu)?;
-/// assert_eq!(comm::upload_pinned(&x, &Device::Cpu)?.to_vec1::<f32>()?, [1.0, 2.0]);
+/// assert_eq!(comm::internal::upload_pinned(&x, &Device::Cpu)?.to_vec1::<f32>()?, [1.0, 2.0]);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn upload_pinned(tensor: &Tensor, device: &Device) -> candle_core::Result<Tensor> {

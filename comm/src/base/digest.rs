@@ -9,7 +9,7 @@ use crate::Result;
 /// against forgery.
 ///
 /// ```
-/// use comm::Digest;
+/// use comm::internal::Digest;
 ///
 /// assert_eq!(Digest::new().text("bias").word(3u8), Digest::new().text("bias").word(3u64));
 /// assert_ne!(Digest::new().text("ab").text("c"), Digest::new().text("a").text("bc"));

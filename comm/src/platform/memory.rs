@@ -7,7 +7,7 @@ use super::usable_memory::UsableMemory;
 /// does not report it.
 ///
 /// ```
-/// assert!(comm::peak_rss_bytes() > Some(100_000));
+/// assert!(comm::internal::peak_rss_bytes() > Some(100_000));
 /// ```
 pub fn peak_rss_bytes() -> Option<u64> {
     memory::peak_rss_bytes()
@@ -16,8 +16,8 @@ pub fn peak_rss_bytes() -> Option<u64> {
 /// Resets [`peak_rss_bytes`] to what the process holds now. Returns false where the system cannot; Linux can.
 ///
 /// ```
-/// let known = comm::peak_rss_bytes();
-/// assert!(!comm::reset_peak_rss() || known.is_some());
+/// let known = comm::internal::peak_rss_bytes();
+/// assert!(!comm::internal::reset_peak_rss() || known.is_some());
 /// ```
 pub fn reset_peak_rss() -> bool {
     memory::reset_peak_rss()
@@ -26,8 +26,8 @@ pub fn reset_peak_rss() -> bool {
 /// Returns the memory that all processes can use here; `None` where the system does not report it.
 ///
 /// ```
-/// let memory = comm::total_memory().map(|memory| memory.bytes);
-/// assert!(memory > comm::peak_rss_bytes());
+/// let memory = comm::internal::total_memory().map(|memory| memory.bytes);
+/// assert!(memory > comm::internal::peak_rss_bytes());
 /// ```
 pub fn total_memory() -> Option<UsableMemory> {
     memory::total_memory()
@@ -37,7 +37,7 @@ pub fn total_memory() -> Option<UsableMemory> {
 /// is.
 ///
 /// ```
-/// let [available, total] = [comm::available_memory(), comm::total_memory()];
+/// let [available, total] = [comm::internal::available_memory(), comm::internal::total_memory()];
 /// assert!(available.map(|memory| memory.bytes) <= total.map(|memory| memory.bytes));
 /// ```
 pub fn available_memory() -> Option<UsableMemory> {

@@ -26,7 +26,7 @@ pub use usable_memory::UsableMemory;
 /// Returns the host name of this machine.
 ///
 /// ```
-/// assert!(!comm::host_name().is_empty());
+/// assert!(!comm::internal::host_name().is_empty());
 /// ```
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()

@@ -23,16 +23,16 @@ pub(super) fn actions(
     let rounds = micro_batches.div_ceil(ranks);
     let total = rounds * ranks * stages_per_rank;
     // The k-th pass of a rank, in forward order: index of its stage, and micro-batch.
-    let place = |k: usize| {
+    let chunk_and_micro_batch = |k: usize| {
         let (round, rest) = (k / (ranks * stages_per_rank), k % (ranks * stages_per_rank));
         (rest / ranks, round * ranks + rest % ranks)
     };
     let forward = |k: usize| {
-        let (chunk, m) = place(k);
+        let (chunk, m) = chunk_and_micro_batch(k);
         Action::forward(chunk * ranks + rank, m)
     };
     let backward = |k: usize| {
-        let (chunk, m) = place(k);
+        let (chunk, m) = chunk_and_micro_batch(k);
         Action::backward((stages_per_rank - 1 - chunk) * ranks + rank, m)
     };
     let ahead = ((stages_per_rank - 1) * ranks + 2 * (ranks - 1 - rank) + 1).min(total);

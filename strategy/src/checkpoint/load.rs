@@ -8,7 +8,7 @@ use serde_json::Value;
 use training::{Checkpoint, Contents, LossScalerState, OptimizerState, load_tensors};
 
 use super::{CheckpointReader, RANK_FILE};
-use crate::agreement::{gather, place};
+use crate::agreement::{gather, rank_and_count};
 use crate::{DistributedModel, Error, Piece, Result, all_agree, with_keep_alive};
 
 /// Names of the sets of tensors that [`read_whole`] returns.
@@ -27,7 +27,7 @@ pub(crate) fn load<M: DistributedModel + ?Sized>(
     model.check()?;
     check_same(groups, contents)?;
     // Hashes are checked before damaged files can be read and misunderstood.
-    let (rank, ranks) = place(groups);
+    let (rank, ranks) = rank_and_count(groups);
     with_keep_alive(groups, || Ok::<_, Error>(contents.check_share(rank, ranks)?))?;
     let pieces = all_agree(groups.iter().copied(), model.pieces())?;
     let opened = CheckpointReader::open(contents).and_then(|saved| {

@@ -10,7 +10,7 @@ use training::{Checkpoint, Checkpoints, FileHash};
 use super::Snapshot;
 use super::manifest::Manifest;
 use super::snapshot::SnapshotParts;
-use crate::agreement::{gather, place};
+use crate::agreement::{gather, rank_and_count};
 use crate::{Error, Result, with_keep_alive};
 
 impl Snapshot {
@@ -28,8 +28,9 @@ impl Snapshot {
         let SnapshotParts { file, parts, optimizer, ties, loss_scale } = self.described.clone();
         // Additional sets may be on any rank; of those with one name the first is written.
         let named = gather(groups, checkpoint.tensors.keys().cloned().collect::<Vec<String>>())?;
-        let is_own =
-            |name: &String| named.iter().position(|of_rank| of_rank.contains(name)) == Some(place(groups).0);
+        let is_own = |name: &String| {
+            named.iter().position(|of_rank| of_rank.contains(name)) == Some(rank_and_count(groups).0)
+        };
         let part = |number: &u64| {
             let write = || -> Result<Vec<(String, FileHash)>> {
                 let own = (!self.tensors.is_empty()).then_some((&file, &self.tensors));
