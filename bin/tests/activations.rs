@@ -11,8 +11,7 @@ use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{ModuleT, VarBuilder, VarMap};
 use comm::{Local, Mesh};
 use ops::{AttentionMask, activation_bytes, cross_entropy, linear, mse};
-use plan::strategy::{Setting, Strategy};
-use plan::{MlpLoss, Model, TransformerSizes};
+use plan::{MlpLoss, Model, Setting, Strategy, TransformerSizes};
 use sampler::{Generator, SharedGenerator};
 use tensor_parallel::{LanguageModel, LanguageModelConfig, TensorParallel, TensorParallelConfig, Weights};
 

@@ -4,7 +4,7 @@ use comm::algorithm::{LATENCY_BYTES, chain_segments};
 
 /// Returns the bytes sent in an all-reduce, by the rank that sends most: recursive doubling for small buffers, ring for
 /// large ones.
-pub fn all_reduce(bytes: u64, ranks: usize) -> f64 {
+pub(crate) fn all_reduce(bytes: u64, ranks: usize) -> f64 {
     if ranks < 2 || bytes == 0 {
         return 0.0;
     }
@@ -28,7 +28,7 @@ pub(crate) fn all_reduce_of_first(bytes: u64, ranks: usize) -> f64 {
 }
 
 /// Returns the bytes that the root of a broadcast sends: tree for small buffers, chain for large ones.
-pub fn broadcast(bytes: u64, ranks: usize) -> f64 {
+pub(crate) fn broadcast(bytes: u64, ranks: usize) -> f64 {
     if ranks < 2 || bytes == 0 {
         return 0.0;
     }
@@ -39,7 +39,7 @@ pub fn broadcast(bytes: u64, ranks: usize) -> f64 {
 }
 
 /// Returns the bytes that a rank sends in an all-gather or a reduce-scatter of `bytes` in total.
-pub fn part(bytes: u64, ranks: usize) -> f64 {
+pub(crate) fn part(bytes: u64, ranks: usize) -> f64 {
     if ranks < 2 { 0.0 } else { bytes as f64 * (ranks - 1) as f64 / ranks as f64 }
 }
 

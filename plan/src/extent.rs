@@ -12,7 +12,7 @@ const MOST_OF_SAMPLE: f64 = (1u64 << 62) as f64;
 
 /// Upper bounds of the largest numbers of a plan.
 #[derive(Debug, Clone, Copy)]
-pub struct SizeBounds {
+pub(crate) struct SizeBounds {
     parameters: f64,
     /// Operations and kept elements of one sample.
     of_sample: f64,
@@ -22,7 +22,7 @@ pub struct SizeBounds {
 
 impl SizeBounds {
     /// Returns the bounds of an MLP with layers of these sizes.
-    pub fn of_layers(sizes: &[u64]) -> Self {
+    pub(crate) fn of_layers(sizes: &[u64]) -> Self {
         let product = |pair: &[u64]| pair.iter().map(|size| *size as f64).product::<f64>();
         let widths: f64 = sizes.iter().map(|size| *size as f64).sum();
         let parameters = sizes.windows(2).map(product).sum::<f64>() + widths;
@@ -30,7 +30,7 @@ impl SizeBounds {
     }
 
     /// Returns the bounds of a transformer.
-    pub fn of_transformer(sizes: &TransformerSizes) -> Self {
+    pub(crate) fn of_transformer(sizes: &TransformerSizes) -> Self {
         let &TransformerSizes { vocab_size, d_model, num_heads, d_ff, num_layers, max_len, length, .. } =
             sizes;
         let [vocabulary, d, heads, ff, layers, positions, length] =
@@ -47,7 +47,7 @@ impl SizeBounds {
     ///
     /// # Errors
     /// Too many parameters, operations or samples.
-    pub fn check(self, batch_size: usize) -> Result<()> {
+    pub(crate) fn check(self, batch_size: usize) -> Result<()> {
         let Self { parameters, of_sample, sent } = self;
         if parameters > MOST_PARAMETERS {
             return Err(Error::TooManyParameters { parameters });

@@ -2,10 +2,11 @@
 
 use serde::Serialize;
 
+use crate::compare::{JsonRanks, Memory, recommended};
 use crate::error::Result;
 use crate::optimizer::Optimizer;
-use crate::step::{Planned, recommended};
-use crate::strategy::{ImpossibleStrategies, Memory, Shortage, Strategy};
+use crate::step::{Planned, candidates};
+use crate::strategy::{Shortage, Strategy};
 use crate::table::Table;
 
 /// All inputs and results of a plan.
@@ -15,27 +16,13 @@ struct JsonPlan<'a> {
     parameters: u64,
     ranks: usize,
     batch_size: usize,
-    /// Bytes per rank.
-    memory: f64,
-    /// Bytes per second.
-    bandwidth: f64,
-    /// Seconds.
-    latency: f64,
-    /// Ranks per node; `None` if all are on one node.
-    ranks_per_node: Option<usize>,
-    /// Bytes per second between nodes.
-    node_bandwidth: f64,
-    /// Seconds.
-    node_latency: f64,
-    /// Operations per second of a rank.
-    flops: f64,
-    /// Bytes per second that the optimizer reads and writes; `None` if its time is not counted.
-    memory_bandwidth: Option<f64>,
+    #[serde(flatten)]
+    of_ranks: JsonRanks,
     /// Kind of optimizer, by its state.
     optimizer: Optimizer,
     strategies: Vec<StrategyRow>,
-    left_out: Vec<ImpossibleStrategies>,
-    recommended: Option<String>,
+    left_out: Vec<LeftOut>,
+    recommended: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -44,11 +31,20 @@ struct StrategyRow {
     fits: bool,
     /// What is missing if it does not fit.
     lacks: Option<Shortage>,
-    #[serde(flatten)]
-    memory: Memory,
+    weights: f64,
+    copies: f64,
+    gradients: f64,
+    optimizer: f64,
+    activations: f64,
     sent: f64,
     seconds: f64,
     waiting: f64,
+}
+
+#[derive(Serialize)]
+struct LeftOut {
+    strategies: Vec<String>,
+    reason: String,
 }
 
 impl Table<'_> {
@@ -57,38 +53,37 @@ impl Table<'_> {
     /// # Errors
     /// A number that cannot be written as JSON.
     pub fn json(&self, all: &[Planned]) -> Result<String> {
-        let &Table { model, setting, optimizer, hardware, memory, .. } = self;
-        let name = |planned: &Planned| planned.estimate.strategy.name(setting.ranks);
+        let &Table { model, setting, optimizer, ranks } = self;
+        let candidates = candidates(all, setting, ranks.memory.bytes);
         let row = |planned: &Planned| {
-            let lacks = planned.estimate.lack(setting, memory);
+            let estimate = &planned.estimate;
+            let lacks = estimate.lack(setting, ranks.memory.bytes);
+            let Memory { parameters, gradients, optimizer, activations, buffers } = estimate.memory;
             StrategyRow {
-                strategy: name(planned),
+                strategy: estimate.strategy.name(setting.ranks),
                 fits: lacks.is_none(),
                 lacks,
-                memory: planned.estimate.memory,
-                sent: planned.estimate.sent,
+                weights: parameters,
+                copies: buffers,
+                gradients,
+                optimizer,
+                activations,
+                sent: estimate.sent,
                 seconds: planned.seconds,
                 waiting: planned.waiting,
             }
         };
-        let network = &hardware.network;
+        let left_out = Strategy::left_out(model, setting).into_iter();
         let plan = JsonPlan {
             model: &model.name,
             parameters: model.parameters(),
             ranks: setting.ranks,
             batch_size: setting.batch_size,
-            memory,
-            bandwidth: network.inside.s_per_byte.recip(),
-            latency: network.inside.latency,
-            ranks_per_node: (network.per_node < setting.ranks).then_some(network.per_node),
-            node_bandwidth: network.between.s_per_byte.recip(),
-            node_latency: network.between.latency,
-            flops: hardware.flops,
-            memory_bandwidth: Some(hardware.memory_bandwidth).filter(|rate| rate.is_finite()),
+            of_ranks: ranks.json(),
             optimizer,
             strategies: all.iter().map(row).collect(),
-            left_out: Strategy::left_out(model, setting),
-            recommended: recommended(all, setting, memory).map(name),
+            left_out: left_out.map(|out| LeftOut { strategies: out.names, reason: out.reason }).collect(),
+            recommended: recommended(&candidates).map(|best| &*candidates[best].name),
         };
         Ok(serde_json::to_string_pretty(&plan)? + "\n")
     }

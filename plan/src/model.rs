@@ -5,54 +5,50 @@ use std::borrow::Cow;
 /// Part of a model that is not split over stages. Sizes are in elements, per sample (row) where they depend on the
 /// batch.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Unit {
-    /// Parameters that tensor parallelism divides.
-    pub divided: u64,
-    /// Number of tensors of these parameters.
-    pub divided_tensors: u64,
-    /// Parameters that every tensor-parallel rank holds whole.
-    pub whole: u64,
-    /// Elements of each parameter tensor.
-    pub tensors: Vec<u64>,
+pub(crate) struct Unit {
+    /// Elements of each parameter that tensor parallelism divides.
+    pub(crate) divided: Vec<u64>,
+    /// Elements of each parameter that every tensor-parallel rank holds whole.
+    pub(crate) whole: Vec<u64>,
     /// Elements of buffers, which are not trained; data parallelism keeps them equal on all ranks.
-    pub buffers: u64,
+    pub(crate) buffers: u64,
     /// Parts that sharded data parallelism gathers one after the other.
-    pub parts: Vec<Part>,
+    pub(crate) parts: Vec<Part>,
     /// Operations of a forward pass per sample, in the divided part.
-    pub flops: u64,
+    pub(crate) flops: u64,
     /// Activations kept for backward in the divided part.
-    pub kept_divided: u64,
+    pub(crate) kept_divided: u64,
     /// The part of `kept_divided` and `kept_whole` that operations keep internally, in at least 32 bits.
-    pub kept_inside: u64,
+    pub(crate) kept_inside: u64,
     /// Activations kept for backward between the divided parts.
-    pub kept_between: u64,
+    pub(crate) kept_between: u64,
     /// Activations that every tensor-parallel rank keeps whole, for example those of a loss that each computes.
-    pub kept_whole: u64,
+    pub(crate) kept_whole: u64,
     /// Bytes of integers that operations keep per sample: classes, tokens.
-    pub kept_bytes: u64,
+    pub(crate) kept_bytes: u64,
     /// Activations whose number does not depend on the samples: the loss.
-    pub kept_once: u64,
+    pub(crate) kept_once: u64,
     /// Additional activations kept with sequence parallelism: gathered inputs.
-    pub kept_gathered: u64,
+    pub(crate) kept_gathered: u64,
     /// Elements that sequence parallelism gathers in forward without a gradient: the data, if this is the first unit.
-    pub gathered: u64,
+    pub(crate) gathered: u64,
     /// All-reduces in forward: elements per sample of each.
-    pub forward: Vec<u64>,
+    pub(crate) forward: Vec<u64>,
     /// All-reduces in backward: elements per sample of each.
-    pub backward: Vec<u64>,
+    pub(crate) backward: Vec<u64>,
     /// How many of the forward all-reduces sequence parallelism does not change; they come last.
-    pub small: usize,
+    pub(crate) small: usize,
     /// Elements of the output to the next unit, per sample.
-    pub output: u64,
+    pub(crate) output: u64,
 }
 
 /// Part of a unit that is gathered at once.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Part {
+pub(crate) struct Part {
     /// Elements of each parameter tensor.
-    pub tensors: Vec<u64>,
+    pub(crate) tensors: Vec<u64>,
     /// Elements of its output per sample, of which a copy is kept.
-    pub output: u64,
+    pub(crate) output: u64,
 }
 
 /// A model as a sequence of units.
@@ -61,16 +57,16 @@ pub struct Model {
     /// Name of the model.
     pub name: String,
     /// Its units, in order.
-    pub units: Vec<Unit>,
+    pub(crate) units: Vec<Unit>,
     /// What a sample is, for display.
-    pub sample: String,
+    pub(crate) sample: String,
     /// Numbers of heads and widths that must be divisible by the number of tensor-parallel ranks.
-    pub divisors: Vec<(&'static str, u64)>,
+    pub(crate) divisors: Vec<(&'static str, u64)>,
     /// Sizes of a transformer. Its vocabulary need not be divisible: then the first ranks have one token more.
-    pub sizes: Option<TransformerSizes>,
+    pub(crate) sizes: Option<TransformerSizes>,
     /// Length of a sample, which sequence parallelism divides; 0 if samples have no length and the batch is divided
     /// instead.
-    pub length: u64,
+    pub(crate) length: u64,
 }
 
 /// Sizes of a transformer.
@@ -99,7 +95,7 @@ pub struct TransformerSizes {
 
 impl Part {
     /// Returns the number of parameters.
-    pub fn parameters(&self) -> u64 {
+    pub(crate) fn parameters(&self) -> u64 {
         self.tensors.iter().sum()
     }
 
@@ -125,12 +121,17 @@ pub enum MlpLoss {
 
 impl Unit {
     /// Returns the number of parameters.
-    pub fn parameters(&self) -> u64 {
-        self.divided + self.whole
+    pub(crate) fn parameters(&self) -> u64 {
+        self.tensors().sum()
+    }
+
+    /// Returns the elements of each parameter.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = u64> {
+        self.divided.iter().chain(&self.whole).copied()
     }
 
     /// Returns the activations kept for backward without tensor parallelism.
-    pub fn kept(&self) -> u64 {
+    pub(crate) fn kept(&self) -> u64 {
         self.kept_divided + self.kept_between + self.kept_whole
     }
 
@@ -153,7 +154,7 @@ impl Model {
     }
 
     /// Returns the sum over units.
-    pub fn sum(&self, of: impl Fn(&Unit) -> u64) -> u64 {
+    pub(crate) fn sum(&self, of: impl Fn(&Unit) -> u64) -> u64 {
         self.units.iter().map(of).sum()
     }
 
@@ -176,10 +177,8 @@ impl Model {
             let functions = u64::from(has_function);
             divisors.push(("the hidden size", hidden));
             units.push(Unit {
-                divided: inputs * hidden + hidden + hidden * outputs,
-                divided_tensors: 3,
-                whole: outputs,
-                tensors: vec![inputs * hidden, hidden, hidden * outputs, outputs],
+                divided: vec![inputs * hidden, hidden, hidden * outputs],
+                whole: vec![outputs],
                 parts: vec![part(inputs, hidden), part(hidden, outputs)],
                 flops: 2 * (inputs * hidden + hidden * outputs),
                 kept_divided: (1 + functions) * hidden,
@@ -195,8 +194,7 @@ impl Model {
         }
         if let (0, Some(&[inputs, outputs])) = (sizes.len() % 2, sizes.last_chunk::<2>()) {
             units.push(Unit {
-                whole: inputs * outputs + outputs,
-                tensors: vec![inputs * outputs, outputs],
+                whole: vec![inputs * outputs, outputs],
                 parts: vec![part(inputs, outputs)],
                 flops: 2 * inputs * outputs,
                 kept_between: outputs,
@@ -234,9 +232,7 @@ impl Model {
         let of_parts = if is_modern { length } else { 0 };
         let positions = max_len * d;
         let mut units = vec![Unit {
-            divided: vocab * d,
-            divided_tensors: 1,
-            tensors: vec![vocab * d],
+            divided: vec![vocab * d],
             kept_between: activations,
             kept_whole: of_parts,
             kept_inside: of_parts,
@@ -248,7 +244,7 @@ impl Model {
         let mut position = Unit { kept_between: activations, output: activations, ..Unit::default() };
         match is_modern {
             true => {
-                (position.whole, position.tensors) = (positions, vec![positions]);
+                position.whole = vec![positions];
                 position.kept_between += activations * u64::from(has_dropout);
             }
             false => position.buffers = positions,
@@ -257,8 +253,8 @@ impl Model {
         units.extend((0..num_layers).map(|_| Self::layer(sizes)));
         units.push(Self::head(sizes));
         for unit in &mut units {
-            let part = Part { tensors: unit.tensors.clone(), output: unit.output };
-            unit.parts.extend((!unit.tensors.is_empty()).then_some(part));
+            let part = Part { tensors: unit.tensors().collect(), output: unit.output };
+            unit.parts.extend((!part.tensors.is_empty()).then_some(part));
         }
         let divisors = vec![
             ("the heads of attention", sizes.num_heads),
@@ -270,7 +266,7 @@ impl Model {
 
     /// Returns the model with a vocabulary that the ranks divide equally, so that every rank has as much as the first
     /// one has of this model.
-    pub fn in_parts(&self, ranks: u64) -> Cow<'_, Self> {
+    pub(crate) fn in_parts(&self, ranks: u64) -> Cow<'_, Self> {
         match self.sizes {
             Some(sizes) if !sizes.vocab_size.is_multiple_of(ranks) => {
                 let vocab_size = sizes.vocab_size.next_multiple_of(ranks);
@@ -286,12 +282,9 @@ impl Model {
         let activations = length * d;
         // Row sums of a loss whose classes may be divided.
         let of_parts = if is_modern { length } else { 0 };
-        let (norm, bias) = if is_modern { (2 * d, 0) } else { (0, vocab) };
         Unit {
-            divided: vocab * d + bias,
-            divided_tensors: if is_modern { 1 } else { 2 },
-            whole: norm,
-            tensors: if is_modern { vec![vocab * d, d, d] } else { vec![vocab * d, vocab] },
+            divided: if is_modern { vec![vocab * d] } else { vec![vocab * d, vocab] },
+            whole: if is_modern { vec![d; 2] } else { Vec::new() },
             flops: 2 * activations * vocab,
             kept_divided: 2 * length * vocab,
             kept_inside: length * vocab + of_parts,
@@ -313,18 +306,12 @@ impl Model {
         let activations = length * d;
         // Log-sum of attention: one number per query and head.
         let log_sums = num_heads * length;
-        // Weights and biases: queries, keys and values as one layer, or as three.
-        let attention = match is_modern {
-            true => vec![3 * d * d, 3 * d, d * d, d],
-            false => [d * d, d].repeat(4),
-        };
+        // Queries, keys and values as one layer, or as three; the matrix after them; the feed-forward layers.
+        let qkv = if is_modern { vec![3 * d * d, 3 * d] } else { [d * d, d].repeat(3) };
         Unit {
-            divided: 4 * d * d + 3 * d + 2 * d * d_ff + d_ff,
-            // All except the two biases that are added after reductions over ranks.
-            divided_tensors: attention.len() as u64 + 4 - 2,
+            divided: [&qkv[..], &[d * d, d * d_ff, d_ff, d_ff * d]].concat(),
             // Two norms, and the biases that are added after reductions over ranks.
-            whole: 4 * d + 2 * d,
-            tensors: [&attention[..], &[d, d, d, d], &[d * d_ff, d_ff, d * d_ff, d]].concat(),
+            whole: vec![d; 6],
             flops: 2 * length * (4 * d * d + 2 * d * d_ff) + 4 * length * length * d,
             // Queries, keys and values (fused and then separate, if modern), attention output; feed-forward before and
             // after activation.

@@ -2,11 +2,12 @@
 
 use pipeline::ScheduleKind;
 
+use crate::compare::{Candidate, lack};
 use crate::error::Result;
 use crate::forecast::{Collectives, Layer, Layout, Network, Sharding as Shards, Work, predict_with};
 
 use crate::model::{Model, Unit};
-use crate::strategy::{Estimate, Setting, Sharding, Strategy, pipeline::stages, share};
+use crate::strategy::{Estimate, Setting, Sharding, Shortage, Strategy, pipeline::stages, share};
 
 /// Strategy with its memory, bytes sent and time of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -30,6 +31,14 @@ pub struct Hardware {
     pub memory_bandwidth: f64,
 }
 
+impl Hardware {
+    /// Returns the seconds of an optimizer with so many numbers of state per parameter, of `width` bytes each: parameter
+    /// and state are read and written, the gradient is read.
+    pub(crate) fn optimizer_s(&self, numbers: u64, width: u64) -> f64 {
+        ((3 + 2 * numbers) * width) as f64 / self.memory_bandwidth
+    }
+}
+
 /// Estimates all strategies, the simplest first.
 ///
 /// # Errors
@@ -45,12 +54,17 @@ pub fn planned(model: &Model, setting: &Setting, hardware: &Hardware) -> Result<
     Strategy::all(model, setting).into_iter().map(one).collect()
 }
 
-/// Returns the fastest strategy that has enough samples and fits into `memory` bytes per rank; if several are within 2%
-/// of it, the simplest of these.
-pub fn recommended<'a>(all: &'a [Planned], setting: &Setting, memory: f64) -> Option<&'a Planned> {
-    let fits = || all.iter().filter(|planned| planned.estimate.lack(setting, memory).is_none());
-    let quickest = fits().map(|planned| planned.seconds).min_by(f64::total_cmp)?;
-    fits().find(|planned| planned.seconds <= quickest * 1.02)
+/// Returns what is compared of the strategies, of which the first ones are the simplest.
+pub(crate) fn candidates(all: &[Planned], setting: &Setting, memory: f64) -> Vec<Candidate<usize>> {
+    let candidate = |(complexity, planned): (usize, &Planned)| {
+        let Estimate { strategy, memory: needed, .. } = &planned.estimate;
+        let lacks = match planned.estimate.lack(setting, memory) {
+            Some(Shortage::Samples) => Some(format!("{} samples a step", strategy.copies(setting.ranks))),
+            _ => lack(needed.total(), memory),
+        };
+        Candidate { name: strategy.name(setting.ranks), seconds: planned.seconds, lacks, complexity }
+    };
+    all.iter().enumerate().map(candidate).collect()
 }
 
 fn layout(strategy: Strategy, setting: &Setting) -> Layout {
@@ -110,9 +124,8 @@ fn work(strategy: Strategy, model: &Model, setting: &Setting, hardware: &Hardwar
         }
     };
     let (element_bytes, gathered_bytes) = (setting.element as usize, setting.gathered as usize);
-    // Parameter and optimizer state are read and written, the gradient is read.
-    let touched = (3 + 2 * setting.optimizer) * setting.element;
-    Work { layers, optimizer_s: touched as f64 / hardware.memory_bandwidth, element_bytes, gathered_bytes }
+    let optimizer_s = hardware.optimizer_s(setting.optimizer, setting.element);
+    Work { layers, optimizer_s, element_bytes, gathered_bytes }
 }
 
 /// Returns the layer of a unit, with `bytes` for each element per sample, and `seconds` for each operation per sample.
@@ -137,7 +150,7 @@ fn add_sequence_parallel(model: &Model, layers: &mut [Layer], bytes: usize, elem
         layer.forward_reductions.extend((unit.gathered > 0).then_some(unit.gathered as usize * bytes / 2));
     }
     if let (Some(layer), Some(unit)) = (layers.last_mut(), model.units.last()) {
-        layer.backward_reductions.push(model.sum(|unit| unit.whole) as usize * element);
+        layer.backward_reductions.push(model.sum(|unit| unit.whole.iter().sum()) as usize * element);
         layer.forward_reductions.extend((model.length == 0).then_some(unit.output as usize * bytes / 2));
     }
 }

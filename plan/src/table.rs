@@ -1,18 +1,16 @@
 //! The plan as text lines.
 
+use crate::compare::{Ranks, RuledOut, aligned, cells, listed, recommendation, recommended};
 use crate::error::Result;
 use crate::forecast::Link;
 use crate::model::Model;
 use crate::optimizer::Optimizer;
-use crate::step::{Hardware, Planned, planned, recommended};
-use crate::strategy::{Estimate, ImpossibleStrategies, Setting, Shortage, Strategy};
+use crate::step::{Hardware, Planned, candidates, planned};
+use crate::strategy::{Estimate, Setting, Shortage, Strategy};
 use crate::units::{show_bytes, show_flops, show_time};
 
 /// Largest number of ranks tried when nothing fits.
 const MOST_RANKS: usize = 4096;
-
-/// Number of names listed before the rest is only counted.
-const MOST_NAMES: usize = 6;
 
 /// Inputs of a plan, to be displayed with its results ([`planned`]).
 #[derive(Debug, Clone, Copy)]
@@ -23,14 +21,8 @@ pub struct Table<'a> {
     pub setting: &'a Setting,
     /// The optimizer.
     pub optimizer: Optimizer,
-    /// Hardware of the ranks.
-    pub hardware: &'a Hardware,
-    /// Bytes of memory per rank.
-    pub memory: f64,
-    /// What limits it ([`RankMemory`](crate::command::RankMemory)); may be empty.
-    pub memory_limit: &'a str,
-    /// Whether some of the hardware's numbers were measured.
-    pub measured: bool,
+    /// The ranks.
+    pub ranks: &'a Ranks,
 }
 
 impl Hardware {
@@ -68,20 +60,8 @@ impl Table<'_> {
     /// As [`planned`].
     pub fn lines(&self, all: &[Planned]) -> Result<Vec<String>> {
         let mut lines = self.heading();
-        let names = [
-            "strategy",
-            "fits",
-            "weights",
-            "copies",
-            "gradients",
-            "optimizer",
-            "activations",
-            "all",
-            "sent",
-            "step",
-        ];
-        let rows = all.iter().map(|planned| self.cells(planned));
-        lines.extend(aligned(std::iter::once(names.map(String::from)).chain(rows).collect()));
+        let kinds = ["weights", "copies", "gradients", "optimizer", "activations"];
+        lines.extend(aligned("strategy", kinds, all.iter().map(|planned| self.cells(planned)).collect()));
         lines.push(String::new());
         lines.extend(self.missing(all));
         lines.push(self.recommendation(all)?);
@@ -89,30 +69,27 @@ impl Table<'_> {
     }
 
     fn heading(&self) -> Vec<String> {
-        let Self { model, setting, optimizer: own, hardware, memory, memory_limit, measured } = self;
-        let Setting { ranks, batch_size, element, .. } = setting;
-        vec![
-            format!(
-                "{}: {} parameters of {element} bytes; {batch_size} {} a step; {}",
-                model.name,
-                model.parameters(),
-                model.sample,
-                own.name()
-            ),
-            ranks_line(*ranks, *memory, memory_limit),
-            hardware.line(*ranks, *measured),
-            String::new(),
-        ]
+        let Self { model, setting, optimizer, ranks } = self;
+        let Setting { batch_size, element, .. } = setting;
+        let subject = format!(
+            "{}: {} parameters of {element} bytes; {batch_size} {} a step; {}",
+            model.name,
+            model.parameters(),
+            model.sample,
+            optimizer.name()
+        );
+        let [count, hardware] = ranks.lines();
+        vec![subject, count, hardware, String::new()]
     }
 
-    fn fits(&self, estimate: &Estimate) -> bool {
-        estimate.lack(self.setting, self.memory).is_none()
+    fn lack(&self, estimate: &Estimate) -> Option<Shortage> {
+        estimate.lack(self.setting, self.ranks.memory.bytes)
     }
 
     /// Returns lines for strategies that have too few samples, and for those that are not possible.
     fn missing(&self, all: &[Planned]) -> Vec<String> {
-        let &Self { model, setting, memory, .. } = self;
-        let lacks = |planned: &&Planned| planned.estimate.lack(setting, memory) == Some(Shortage::Samples);
+        let &Self { model, setting, .. } = self;
+        let lacks = |planned: &&Planned| self.lack(&planned.estimate) == Some(Shortage::Samples);
         let few: Vec<String> = all.iter().filter(lacks).map(|planned| self.name(planned)).collect();
         let mut lines = Vec::new();
         if !few.is_empty() {
@@ -122,10 +99,7 @@ impl Table<'_> {
                 listed(&few)
             ));
         }
-        let line = |ImpossibleStrategies { strategies, reason }: ImpossibleStrategies| {
-            format!("not possible: {}: {reason}", listed(&strategies))
-        };
-        lines.extend(Strategy::left_out(model, setting).into_iter().map(line));
+        lines.extend(Strategy::left_out(model, setting).iter().map(RuledOut::line));
         lines
     }
 
@@ -135,55 +109,24 @@ impl Table<'_> {
 
     fn cells(&self, planned: &Planned) -> [String; 10] {
         let (estimate, memory) = (&planned.estimate, &planned.estimate.memory);
-        [
-            estimate.strategy.name(self.setting.ranks),
-            if self.fits(estimate) { "yes" } else { "no" }.to_string(),
-            show_bytes(memory.weights),
-            show_bytes(memory.copies),
-            show_bytes(memory.gradients),
-            show_bytes(memory.optimizer),
-            show_bytes(memory.activations),
-            show_bytes(memory.total()),
-            show_bytes(estimate.sent),
-            show_time(planned.seconds),
-        ]
+        let kinds =
+            [memory.parameters, memory.buffers, memory.gradients, memory.optimizer, memory.activations];
+        let fits = self.lack(estimate).is_none();
+        cells(self.name(planned), fits, (kinds, memory.total()), (estimate.sent, planned.seconds))
     }
 
     /// Returns the recommendation, with reasons.
     fn recommendation(&self, all: &[Planned]) -> Result<String> {
-        let name = |planned: &Planned| self.name(planned);
-        let Some(best) = recommended(all, self.setting, self.memory) else { return self.nothing_fits(all) };
-        let others = || all.iter().filter(|other| other.estimate.strategy != best.estimate.strategy);
-        let fitting = others().filter(|other| self.fits(&other.estimate));
-        let mut reasons = Vec::new();
-        if others().next().is_none() {
-            reasons.push("it is the only way".to_string());
-        } else if let Some(next) = fitting.min_by(|a, b| a.seconds.total_cmp(&b.seconds)) {
-            let (own, next_time) = (show_time(best.seconds), show_time(next.seconds));
-            let what = if next.seconds < best.seconds { "as quick as, and simpler than," } else { "before" };
-            reasons.push(format!("{own} a step, {what} {} ({next_time})", name(next)));
-        } else {
-            reasons.push("nothing else fits".to_string());
+        let candidates = candidates(all, self.setting, self.ranks.memory.bytes);
+        match recommended(&candidates) {
+            Some(best) => Ok(recommendation(&candidates, best, "")),
+            None => self.nothing_fits(all),
         }
-        let mut quicker = others().filter(|other| other.seconds < best.seconds);
-        let lack = |other: &Planned| other.estimate.lack(self.setting, self.memory);
-        if let Some((other, lack)) = quicker.find_map(|other| Some((other, lack(other)?))) {
-            let needs = match lack {
-                Shortage::Samples => {
-                    format!("{} samples a step", other.estimate.strategy.copies(self.setting.ranks))
-                }
-                Shortage::Memory => {
-                    format!("{} of {}", show_bytes(other.estimate.memory.total()), show_bytes(self.memory))
-                }
-            };
-            reasons.push(format!("{} would be quicker, but needs {needs}", name(other)));
-        }
-        Ok(format!("recommended: {}: {}", name(best), reasons.join("; ")))
     }
 
     fn nothing_fits(&self, all: &[Planned]) -> Result<String> {
-        let lack = |estimate: &Estimate, setting: &Setting| estimate.lack(setting, self.memory);
-        let enough = |estimate: &&Estimate| lack(estimate, self.setting) != Some(Shortage::Samples);
+        let memory = self.ranks.memory.bytes;
+        let enough = |estimate: &&Estimate| self.lack(estimate) != Some(Shortage::Samples);
         let estimates = all.iter().map(|planned| &planned.estimate).filter(enough);
         let least = estimates.min_by(|a, b| a.memory.total().total_cmp(&b.memory.total()));
         let Some(least) = least else {
@@ -195,7 +138,7 @@ impl Table<'_> {
         };
         let fits = |setting: &Setting| {
             let mut all = Strategy::all(self.model, setting).into_iter();
-            all.any(|strategy| lack(&strategy.estimate(self.model, setting), setting).is_none())
+            all.any(|strategy| strategy.estimate(self.model, setting).lack(setting, memory).is_none())
         };
         let more = std::iter::successors(Some(self.setting.ranks * 2), |ranks| Some(ranks * 2))
             .take_while(|ranks| *ranks <= MOST_RANKS)
@@ -203,10 +146,9 @@ impl Table<'_> {
             .find(fits);
         let advice = match more {
             Some(setting) => {
-                let all = planned(self.model, &setting, self.hardware)?;
-                let best = recommended(&all, &setting, self.memory)
-                    .map(|best| best.estimate.strategy.name(setting.ranks));
-                let (name, ranks) = (best.unwrap_or_default(), setting.ranks);
+                let all = candidates(&planned(self.model, &setting, &self.ranks.hardware)?, &setting, memory);
+                let name = recommended(&all).map_or("", |best| &all[best].name);
+                let ranks = setting.ranks;
                 format!("on {ranks} ranks {name} would fit (--ranks {ranks})")
             }
             None => {
@@ -216,29 +158,7 @@ impl Table<'_> {
         let (name, needed) = (least.strategy.name(self.setting.ranks), show_bytes(least.memory.total()));
         Ok(format!(
             "recommended: nothing, for nothing fits: {name}, which needs least, needs {needed} of {}; {advice}",
-            show_bytes(self.memory)
+            show_bytes(memory)
         ))
     }
-}
-
-/// Returns the heading line about the ranks and their memory.
-pub(crate) fn ranks_line(ranks: usize, memory: f64, limit: &str) -> String {
-    let limit = if limit.is_empty() { String::new() } else { format!(": {limit}") };
-    format!("{ranks} {}, {} each{limit}", if ranks == 1 { "rank" } else { "ranks" }, show_bytes(memory))
-}
-
-/// Lists names, and only counts the last of many.
-pub(crate) fn listed(names: &[String]) -> String {
-    let (named, others) = names.split_at(names.len().min(MOST_NAMES));
-    let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
-    format!("{}{more}", named.join(" | "))
-}
-
-pub(crate) fn aligned(rows: Vec<[String; 10]>) -> Vec<String> {
-    let width = rows.iter().map(|[name, ..]| name.len() + 1).max().unwrap_or(0).max(20);
-    let line = |[name, fits, numbers @ ..]: [String; 10]| {
-        let numbers: String = numbers.iter().map(|number| format!("{number:>12}")).collect();
-        format!("{name:<width$}{fits:<5}{numbers}")
-    };
-    rows.into_iter().map(line).collect()
 }

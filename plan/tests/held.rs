@@ -9,7 +9,8 @@ use comm::Local;
 use girandole::Layout;
 use models::{CausalLm, Lora, LoraConfig, ModelConfig, Weights};
 use ops::{RowKeys, activation_bytes};
-use plan::language::{Memory, Subject, Training};
+use plan::Memory;
+use plan::language::{Subject, Training};
 use training::build::{Builder, Recompute};
 use training::{Adam, AdamConfig};
 
@@ -199,7 +200,7 @@ fn what_cannot_be_is_ruled_out_with_the_reason() {
     let layouts = plan::language::layouts(8);
     assert_eq!(layouts.len(), 20);
     let compared = subject.compare(&training, &layouts).unwrap();
-    let ruled_out: usize = compared.ruled_out.iter().map(|reason| reason.meshes.len()).sum();
+    let ruled_out: usize = compared.ruled_out.iter().map(|reason| reason.names.len()).sum();
     assert_eq!(compared.costs.len() + ruled_out, layouts.len());
     assert!(compared.costs.is_sorted_by(|a, b| a.most().total() <= b.most().total()));
 }

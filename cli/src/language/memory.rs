@@ -4,7 +4,8 @@ use crate::error::{Error, Result};
 use crate::memory_check;
 use comm::internal::{UsableMemory, available_memory};
 use girandole::Layout;
-use plan::language::{LayoutCost, Memory, Subject, Training, layouts};
+use plan::Memory;
+use plan::language::{LayoutCost, Subject, Training, layouts};
 use plan::units::show_bytes;
 use training::build::Recompute;
 

@@ -7,12 +7,10 @@ use crate::error::{Result, refuse};
 use crate::outputs;
 use models::{Lora, LoraConfig, ModelConfig};
 use plan::Optimizer;
-use plan::command::{PlanOptions, RankMemory};
+use plan::command::PlanOptions;
 use plan::language::{LanguageTable, Subject, layouts};
 use training::FileError;
 use training::build::Recompute;
-
-use super::hardware;
 
 /// Maximum number of ranks, since all their layouts are examined.
 const MOST_RANKS: usize = 1 << 16;
@@ -40,17 +38,8 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
     let subject = Subject::new(config, lora);
     let all = own.mesh.map_or_else(|| layouts(ranks), |layout| vec![layout]);
     let compared = subject.compare(&training, &all)?;
-    let (hardware, measured) = hardware(options, ranks)?;
-    let RankMemory { bytes: memory, limit } = options.memory(ranks);
-    let table = LanguageTable {
-        subject: &subject,
-        training: &training,
-        ranks,
-        memory,
-        memory_limit: &limit,
-        hardware: &hardware,
-        measured,
-    };
+    let ranks = super::ranks(options, ranks)?;
+    let table = LanguageTable { subject: &subject, training: &training, ranks: &ranks };
     if let Some(path) = &options.json {
         outputs::write(path, table.json(&compared)?)?;
     }

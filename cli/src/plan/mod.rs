@@ -7,10 +7,10 @@ use crate::error::{Error, Result};
 use crate::outputs::{self, check_in_place};
 use crate::start::{self, SPAWNED_FOR};
 use comm::{Communicator, Tcp, TcpConfig};
-use plan::command::{NetworkName, PlanOptions, RankMemory};
+use plan::command::{NetworkName, PlanOptions};
 use plan::forecast::{Link, Network};
 use plan::measure::Machine;
-use plan::{Hardware, Setting, Table, planned};
+use plan::{Hardware, Ranks, Setting, Table, planned};
 use report::trace;
 
 pub(crate) use language::recompute_fits;
@@ -33,7 +33,7 @@ pub fn run(options: &PlanOptions) -> Result<()> {
         return language::run(options, folder);
     }
     let model = options.model()?;
-    let (hardware, measured) = hardware(options, options.ranks)?;
+    let ranks = ranks(options, options.ranks)?;
     let setting = Setting {
         ranks: options.ranks,
         batch_size: options.batch_size(),
@@ -42,18 +42,8 @@ pub fn run(options: &PlanOptions) -> Result<()> {
         gathered: options.gathered_bytes.unwrap_or(options.element_bytes) as u64,
         optimizer: options.optimizer().numbers(),
     };
-    let RankMemory { bytes: memory, limit } = options.memory(options.ranks);
-    let all = planned(&model, &setting, &hardware)?;
-    let (optimizer, hardware) = (options.optimizer(), &hardware);
-    let table = Table {
-        model: &model,
-        setting: &setting,
-        optimizer,
-        hardware,
-        memory,
-        memory_limit: &limit,
-        measured,
-    };
+    let all = planned(&model, &setting, &ranks.hardware)?;
+    let table = Table { model: &model, setting: &setting, optimizer: options.optimizer(), ranks: &ranks };
     if let Some(path) = &options.json {
         outputs::write(path, table.json(&all)?)?;
     }
@@ -73,8 +63,8 @@ fn measure() -> Result<()> {
     }
 }
 
-/// Returns the hardware as given by options, with missing values measured, and whether anything was measured.
-fn hardware(options: &PlanOptions, ranks: usize) -> Result<(Hardware, bool)> {
+/// Returns the ranks with memory and hardware as given by options; missing values are measured.
+fn ranks(options: &PlanOptions, count: usize) -> Result<Ranks> {
     let preset = options.network.map(NetworkName::network);
     let (mut bandwidth, mut latency, mut flops) = (options.bandwidth, options.latency, options.flops);
     let mut memory_bandwidth = options.memory_bandwidth;
@@ -85,7 +75,7 @@ fn hardware(options: &PlanOptions, ranks: usize) -> Result<(Hardware, bool)> {
     if measured {
         let found = start::spawn::<Machine>(NAME, 2, None)?;
         if preset.is_none() && bandwidth.is_none() {
-            overlaps = std::thread::available_parallelism().map_or(1, usize::from) >= 2 * ranks;
+            overlaps = std::thread::available_parallelism().map_or(1, usize::from) >= 2 * count;
         }
         (bandwidth, latency) = (bandwidth.or(Some(found.bandwidth)), latency.or(Some(found.latency)));
         flops = flops.or(Some(found.flops));
@@ -102,5 +92,6 @@ fn hardware(options: &PlanOptions, ranks: usize) -> Result<(Hardware, bool)> {
     network.per_node = options.ranks_per_node.unwrap_or(network.per_node);
     let known = |rate: Option<f64>| rate.unwrap_or(f64::INFINITY);
     let (flops, memory_bandwidth) = (known(flops), known(memory_bandwidth));
-    Ok((Hardware { network, flops, memory_bandwidth }, measured))
+    let hardware = Hardware { network, flops, memory_bandwidth };
+    Ok(Ranks { count, memory: options.memory(count), hardware, measured })
 }

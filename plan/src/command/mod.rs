@@ -1,83 +1,21 @@
 //! `plan` as a command: its options, the model and the training that they describe.
 
 mod language;
-mod rank_memory;
+mod model;
+mod names;
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use comm::internal::total_memory;
 use comm::{Error, Result};
 use launch::command::{count, probability};
 
-use crate::forecast::Network;
-use crate::{MlpLoss, Model, Optimizer, SizeBounds, TransformerSizes, units};
+use crate::{Optimizer, RankMemory, units};
 
 pub use language::{LanguagePlanOptions, ParametersDtype, recompute, schedule};
-pub use rank_memory::RankMemory;
-
-/// The model of an experiment, by the command that trains it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ModelName {
-    /// Linear(1, 1)
-    DdpLinear,
-    /// Linear(20, 1)
-    DdpTrainer,
-    /// Linear 10-20-2
-    DdpMlp,
-    /// Linear 1024-4096-4096-1024-10
-    FsdpMlp,
-    /// Linear 1024-4096-1024
-    TensorParallelMlp,
-    /// The Transformer of the DDP tutorial
-    DdpTransformer,
-    /// The language model of the PyTorch handbook's layers
-    TensorParallelTransformer,
-}
-
-/// An optimizer, by the state that it keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OptimizerName {
-    /// It keeps nothing
-    Sgd,
-    /// It keeps one number per parameter
-    Momentum,
-    /// It keeps two numbers per parameter
-    Adam,
-}
-
-impl From<OptimizerName> for Optimizer {
-    fn from(name: OptimizerName) -> Self {
-        match name {
-            OptimizerName::Sgd => Self::Sgd,
-            OptimizerName::Momentum => Self::Momentum,
-            OptimizerName::Adam => Self::Adam,
-        }
-    }
-}
-
-/// Network between ranks, by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum NetworkName {
-    /// NVLink in nodes of 8 ranks, InfiniBand of 400 Gbit/s a rank between them
-    Nvlink,
-    /// InfiniBand of 400 Gbit/s a rank
-    Infiniband,
-    /// Ethernet of 25 Gbit/s a rank
-    #[value(name = "ethernet-25g")]
-    Ethernet25g,
-}
-
-impl NetworkName {
-    /// Returns the network.
-    pub fn network(self) -> Network {
-        match self {
-            Self::Nvlink => Network::nvlink(),
-            Self::Infiniband => Network::infiniband(),
-            Self::Ethernet25g => Network::ethernet_25g(),
-        }
-    }
-}
+pub use model::check_heads;
+pub use names::{ModelName, NetworkName, OptimizerName};
 
 /// Options of `plan`.
 #[derive(Debug, Clone, Args)]
@@ -223,106 +161,12 @@ pub struct PlanOptions {
     pub dropout: Option<f64>,
 }
 
-/// Maximum of a size. Products of several may still overflow: see [`SizeBounds`].
+/// Maximum of a size. Products of several may still overflow: see [`SizeBounds`](crate::extent::SizeBounds).
 const LARGEST: usize = 1 << 24;
-/// Maximum number of layers, since each is a separate part of the plan's model.
-const MOST_LAYERS: usize = 1 << 12;
 /// Maximum number of micro-batches, since a schedule has an entry for each on each stage.
 const MOST_MICRO_BATCHES: usize = 1 << 12;
 
 impl PlanOptions {
-    /// Returns the model with its sizes.
-    ///
-    /// # Errors
-    /// Sizes of another kind of model, too large ones, or incompatible ones.
-    pub fn model(&self) -> Result<Model> {
-        let name = self.model.to_possible_value().map_or(String::new(), |value| value.get_name().to_string());
-        // Layer sizes, whether there is an activation function between layers, and the loss.
-        let (mlp, has_function, loss): (&[u64], bool, MlpLoss) = match self.model {
-            ModelName::DdpLinear => (&[1, 1], false, MlpLoss::Squares),
-            ModelName::DdpTrainer => (&[20, 1], false, MlpLoss::Squares),
-            ModelName::DdpMlp => (&[10, 20, 2], true, MlpLoss::Classes),
-            ModelName::FsdpMlp => (&[1024, 4096, 4096, 1024, 10], false, MlpLoss::Classes),
-            ModelName::TensorParallelMlp => (&[1024, 4096, 1024], true, MlpLoss::Squares),
-            // vocabulary, features, heads, feed-forward width, layers, longest row, row length
-            ModelName::DdpTransformer => return self.transformer(&name, [100, 12, 4, 24, 2, 100, 10], false),
-            ModelName::TensorParallelTransformer => {
-                return self.transformer(&name, [256, 128, 8, 512, 2, 64, 33], true);
-            }
-        };
-        if let Some((option, value)) = self.transformer_options().into_iter().find_map(|(o, v)| Some((o, v?)))
-        {
-            return refuse(option, value, format!("{name} is made of linear layers: give --sizes"));
-        }
-        if let Some(dropout) = self.dropout {
-            let help = format!("{name} is made of linear layers and has none: leave it out");
-            return Err(Error::invalid("--dropout", dropout, help));
-        }
-        let given: Vec<u64> = self.sizes.iter().map(|size| *size as u64).collect();
-        if let [only] = given[..] {
-            return refuse("--sizes", only as usize, "a layer has two: give 2 or more".into());
-        }
-        check_sizes(self.sizes.iter().map(|size| ("--sizes", *size)))?;
-        let sizes = if given.is_empty() { mlp } else { &given };
-        let widest = sizes.iter().copied().max().unwrap_or(1);
-        self.check_extent(SizeBounds::of_layers(sizes), ("--sizes", widest as usize))?;
-        Ok(Model::mlp(&name, sizes, has_function, loss))
-    }
-
-    fn transformer(&self, name: &str, defaults: [usize; 7], is_modern: bool) -> Result<Model> {
-        if let Some(size) = self.sizes.first() {
-            return refuse("--sizes", *size, format!("{name} is a transformer: give --d-model and the like"));
-        }
-        let options = self.transformer_options();
-        check_sizes(options.into_iter().filter_map(|(option, size)| Some((option, size?))))?;
-        if let Some(layers) = self.num_layers.filter(|layers| *layers > MOST_LAYERS) {
-            return refuse("--num-layers", layers, format!("give at most {MOST_LAYERS}"));
-        }
-        let mut sizes = defaults;
-        for (size, (_, given)) in sizes.iter_mut().zip(options) {
-            *size = given.unwrap_or(*size);
-        }
-        if self.d_model.is_some() && self.d_ff.is_none() {
-            sizes[3] = 4 * sizes[1];
-        }
-        if self.length.is_some() && self.max_len.is_none() {
-            sizes[5] = sizes[5].max(sizes[6].saturating_sub(1));
-        }
-        let [_, d_model, num_heads, _, _, max_len, length] = sizes;
-        check_heads(d_model, num_heads).or_else(|help| refuse("--d-model", d_model, help))?;
-        if length < 2 || length - 1 > max_len {
-            let most = max_len + 1;
-            return refuse("--length", length, format!("give 2 to {most} tokens with --max-len {max_len}"));
-        }
-        let [vocab_size, d_model, num_heads, d_ff, num_layers, max_len, length] =
-            sizes.map(|size| size as u64);
-        let length = length - 1;
-        let has_dropout = self.dropout.map_or(!is_modern, |dropout| dropout > 0.0);
-        let sizes = TransformerSizes {
-            vocab_size,
-            d_model,
-            num_heads,
-            d_ff,
-            num_layers,
-            max_len,
-            length,
-            is_modern,
-            has_dropout,
-        };
-        self.check_extent(SizeBounds::of_transformer(&sizes), ("--d-model", d_model as usize))?;
-        Ok(Model::transformer(name, &sizes))
-    }
-
-    /// Rejects a model or batch too large for any machine; `option` is the one to blame for the model's size.
-    fn check_extent(&self, extent: SizeBounds, (option, got): (&'static str, usize)) -> Result<()> {
-        extent.check(self.batch_size()).or_else(|error| match error {
-            crate::Error::TooManySamples { .. } => {
-                refuse("--batch-size", self.batch_size(), error.to_string())
-            }
-            error => refuse(option, got, error.to_string()),
-        })
-    }
-
     /// Returns a rank's memory: as given, or its share of this machine's, or of what a container or job has of that.
     pub fn memory(&self, ranks: usize) -> RankMemory {
         match (self.memory, total_memory()) {
@@ -349,18 +193,6 @@ impl PlanOptions {
         self.optimizer.map_or(own, Optimizer::from)
     }
 
-    fn transformer_options(&self) -> [(&'static str, Option<usize>); 7] {
-        [
-            ("--vocab-size", self.vocab_size),
-            ("--d-model", self.d_model),
-            ("--num-heads", self.num_heads),
-            ("--d-ff", self.d_ff),
-            ("--num-layers", self.num_layers),
-            ("--max-len", self.max_len),
-            ("--length", self.length),
-        ]
-    }
-
     /// Checks the ranges of numbers.
     ///
     /// # Errors
@@ -382,24 +214,6 @@ impl PlanOptions {
     }
 }
 
-/// Checks that the attention heads divide the features of a token.
-///
-/// # Errors
-/// What to give.
-pub fn check_heads(d_model: usize, num_heads: usize) -> std::result::Result<(), String> {
-    if d_model.is_multiple_of(num_heads) {
-        return Ok(());
-    }
-    Err(format!("it is split over {num_heads} heads (--num-heads): give a multiple of that"))
-}
-
 fn refuse<T>(option: &'static str, got: usize, help: String) -> Result<T> {
     Err(Error::invalid(option, got, help))
-}
-
-fn check_sizes(mut sizes: impl Iterator<Item = (&'static str, usize)>) -> Result<()> {
-    match sizes.find(|(_, size)| *size > LARGEST) {
-        Some((option, size)) => refuse(option, size, format!("give at most {LARGEST}")),
-        None => Ok(()),
-    }
 }

@@ -1,19 +1,10 @@
 //! Enumeration and comparison of all layouts for a number of ranks; impossible layouts have a reason.
 
 use girandole::Layout;
-use serde::Serialize;
 
 use super::{LayoutCost, Subject, Training};
+use crate::compare::RuledOut;
 use crate::{Error, Result};
-
-/// Layouts that are not possible, for the same reason.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct RuledOut {
-    /// The layouts.
-    pub meshes: Vec<String>,
-    /// Why they are not possible.
-    pub reason: String,
-}
 
 /// Comparison of layouts.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -46,24 +37,18 @@ impl Subject {
     pub fn compare(&self, training: &Training, layouts: &[Layout]) -> Result<LayoutComparison> {
         let mut compared = LayoutComparison::default();
         for layout in layouts {
-            match self.estimate(training, layout) {
-                Ok(cost) => compared.costs.push(cost),
-                Err(Error::Layout { reason }) => compared.rule_out(layout, reason),
-                Err(Error::Pipeline(error)) => compared.rule_out(layout, error.to_string()),
+            let reason = match self.estimate(training, layout) {
+                Ok(cost) => {
+                    compared.costs.push(cost);
+                    continue;
+                }
+                Err(Error::Layout { reason }) => reason,
+                Err(Error::Pipeline(error)) => error.to_string(),
                 Err(error) => return Err(error),
-            }
+            };
+            RuledOut::add(&mut compared.ruled_out, layout.to_string(), reason);
         }
         compared.costs.sort_by(|a, b| a.most().total().total_cmp(&b.most().total()));
         Ok(compared)
-    }
-}
-
-impl LayoutComparison {
-    fn rule_out(&mut self, layout: &Layout, reason: String) {
-        let mesh = layout.to_string();
-        match self.ruled_out.iter_mut().find(|known| known.reason == reason) {
-            Some(known) => known.meshes.push(mesh),
-            None => self.ruled_out.push(RuledOut { meshes: vec![mesh], reason }),
-        }
     }
 }

@@ -3,9 +3,9 @@
 use girandole::Layout;
 use training::build::Recompute;
 
-use super::Memory;
 use super::outline::Unit;
 use super::partition::PartitionedModel;
+use crate::compare::Memory;
 
 /// Number of tensors alive in an addition by candle's backward: zeros, the addend, and the result.
 const ADDITION_TENSORS: f64 = 3.0;

@@ -24,7 +24,6 @@ mod memory;
 mod operations;
 mod outline;
 mod partition;
-mod recommend;
 mod stages;
 mod table;
 mod time;
@@ -37,10 +36,11 @@ use pipeline::ScheduleKind;
 use serde::Serialize;
 use training::build::Recompute;
 
+use crate::compare::Memory;
 use crate::optimizer::Optimizer;
 use crate::{Error, Result};
 
-pub use layouts::{LayoutComparison, RuledOut, layouts};
+pub use layouts::{LayoutComparison, layouts};
 pub use outline::{Layer, Parameter, Unit};
 pub use table::LanguageTable;
 
@@ -109,28 +109,6 @@ impl Training {
 struct Numbers {
     element: usize,
     working: usize,
-}
-
-/// Bytes of memory of a rank, by kind.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Memory {
-    /// Parameters of this rank, or its shards of them: trained and frozen.
-    pub parameters: f64,
-    /// Gradients, at the moment that most are held.
-    pub gradients: f64,
-    /// Optimizer state.
-    pub optimizer: f64,
-    /// Activations kept for backward, of all micro-batches in flight.
-    pub activations: f64,
-    /// Copies of parameters, gathered units, messages, and temporary memory of operations.
-    pub buffers: f64,
-}
-
-impl Memory {
-    /// Returns the sum of all kinds.
-    pub fn total(&self) -> f64 {
-        self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
-    }
 }
 
 /// Cost of the ranks that hold the same pipeline stages, or of all ranks without a pipeline. Their costs are equal

@@ -2,7 +2,7 @@
 
 use girandole::Layout;
 
-use super::Subject;
+use super::{Subject, Unit};
 use crate::Result;
 
 impl Subject {
@@ -21,25 +21,32 @@ impl Subject {
     /// # Source
     /// Chowdhery et al., "PaLM" (2022), appendix B.
     pub fn training_flops(&self, length: usize) -> Result<f64> {
-        let of_product = |parameters: usize, is_trained: bool| {
-            let times = if is_trained { 6.0 } else { 4.0 };
-            times * parameters as f64
-        };
         let units = self.units(&Layout::default())?;
-        let of_layers = units.iter().flat_map(|unit| {
-            unit.layers.iter().map(|layer| {
-                let weight = format!("{}.weight", layer.name);
-                let of = unit.tensors.iter().find(|tensor| tensor.name == weight);
-                of_product(layer.inputs * layer.outputs, of.is_none_or(|weight| weight.is_trained))
-            })
-        });
-        let config = &self.config;
-        let head = of_product(config.vocab_size * config.hidden_size, self.lora.is_none());
-        let attention = (0..config.num_layers).map(|layer| {
-            let window = config.windows.get(layer).copied().flatten().unwrap_or(length);
-            (12 * config.num_heads * config.head_dim) as f64 * window.min(length) as f64
-        });
-        Ok((of_layers.sum::<f64>() + head + attention.sum::<f64>()) * length as f64)
+        let all = (0..units.len()).flat_map(|place| self.flops(&units, place, length));
+        Ok(all.sum::<f64>() * length as f64)
+    }
+
+    /// Returns the operations of one of the whole model's units per token, forward and backward.
+    pub(super) fn flops(&self, units: &[Unit], place: usize, length: usize) -> [f64; 2] {
+        let (config, unit) = (&self.config, &units[place]);
+        let mut sum = [0.0; 2];
+        let mut product = |numbers: usize, is_trained: bool| {
+            sum[0] += 2.0 * numbers as f64;
+            sum[1] += if is_trained { 4.0 } else { 2.0 } * numbers as f64;
+        };
+        for layer in &unit.layers {
+            let weight = format!("{}.weight", layer.name);
+            let of = unit.tensors.iter().find(|tensor| tensor.name == weight);
+            product(layer.inputs * layer.outputs, of.is_none_or(|weight| weight.is_trained));
+        }
+        if place + 1 == units.len() {
+            product(config.vocab_size * config.hidden_size, self.lora.is_none());
+        } else if place > 0 {
+            let window = config.windows.get(place - 1).copied().flatten().unwrap_or(length);
+            let attention = (config.num_heads * config.head_dim) as f64 * window.min(length) as f64;
+            sum = [sum[0] + 4.0 * attention, sum[1] + 8.0 * attention];
+        }
+        sum
     }
 }
 

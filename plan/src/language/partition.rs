@@ -10,9 +10,11 @@ use super::activations::PerToken;
 use super::outline::Unit;
 use super::{Subject, Training};
 use crate::Result;
+use crate::strategy::split;
 
 /// Model in a layout.
 pub(super) struct PartitionedModel<'a> {
+    pub(super) subject: &'a Subject,
     pub(super) training: &'a Training,
     pub(super) layout: &'a Layout,
     pub(super) units: Vec<Unit>,
@@ -28,6 +30,7 @@ pub(super) struct PartitionedModel<'a> {
 impl<'a> PartitionedModel<'a> {
     pub(super) fn new(subject: &'a Subject, training: &'a Training, layout: &'a Layout) -> Result<Self> {
         Ok(Self {
+            subject,
             training,
             layout,
             units: subject.units(layout)?,
@@ -47,6 +50,21 @@ impl<'a> PartitionedModel<'a> {
                 Recompute::Units | Recompute::Selective => true,
                 Recompute::Every(each) => (unit + 1).is_multiple_of(each.max(1)),
             }
+    }
+
+    /// Returns whether a unit's matrix products are recomputed in backward.
+    pub(super) fn recomputes_products(&self, unit: usize) -> bool {
+        self.recomputes(unit) && self.training.recompute != Recompute::Selective
+    }
+
+    /// Returns the schedule of the pipeline, and the units of each of its stages.
+    pub(super) fn stages(&self) -> Result<(Schedule, Vec<Range<usize>>)> {
+        let (kind, ranks) = (self.training.schedule, self.layout.pp);
+        let costs: Vec<f64> = self.units.iter().map(|unit| unit.elements() as f64).collect();
+        // First, because it refuses what has more stages than units: most layouts of many ranks, with the largest schedules.
+        let ranges = split(&costs, ranks.saturating_mul(kind.stages_per_rank()))?;
+        let micro_batches = self.training.micro_batches(self.layout);
+        Ok((Schedule::of(kind, ranks, kind.stages_per_rank(), micro_batches)?, ranges))
     }
 
     pub(super) fn element(&self) -> f64 {

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use girandole::Layout;
-use pipeline::{ActionKind, Schedule, Split};
+use pipeline::{ActionKind, Schedule};
 
-use super::Memory;
 use super::memory::{PersistentBytes, TemporaryBytes};
 use super::partition::{PartitionedModel, owned_units};
 use crate::Result;
+use crate::compare::Memory;
 
 /// Number of messages for which receive buffers are posted ahead.
 const POSTED_RECEIVES: f64 = 2.0;
@@ -17,15 +17,11 @@ const POSTED_RECEIVES: f64 = 2.0;
 impl PartitionedModel<'_> {
     /// Returns memory and bytes sent of each rank along `pp`.
     pub(super) fn pipeline(&self) -> Result<Vec<(Memory, f64)>> {
-        let (kind, ranks) = (self.training.schedule, self.layout.pp);
-        let micro_batches = self.training.micro_batches(self.layout);
-        let names: Vec<&str> = self.units.iter().map(|unit| unit.name.as_str()).collect();
-        let costs: Vec<f64> = self.units.iter().map(|unit| unit.elements() as f64).collect();
-        // First, because it refuses what has more stages than units: most layouts of many ranks, with the largest schedules.
-        let ranges = Split::default().stages(&names, &costs, ranks.saturating_mul(kind.stages_per_rank()))?;
-        let schedule = Schedule::of(kind, ranks, kind.stages_per_rank(), micro_batches)?;
+        let (schedule, ranges) = self.stages()?;
         let stages = Stages { model: self, schedule: &schedule, ranges: &ranges };
-        Ok((0..ranks).map(|rank| (stages.memory(rank), self.sent_stage(&schedule, &ranges, rank))).collect())
+        Ok((0..self.layout.pp)
+            .map(|rank| (stages.memory(rank), self.sent_stage(&schedule, &ranges, rank)))
+            .collect())
     }
 }
 

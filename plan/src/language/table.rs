@@ -1,14 +1,19 @@
 //! The plan of a language model as text lines, and as JSON.
 
+use girandole::Layout;
 use serde::Serialize;
 use training::build::Recompute;
 
-use super::layouts::{LayoutComparison, RuledOut};
-use super::{LayoutCost, Memory, StageCost, Subject, Training, recommend};
+use super::layouts::LayoutComparison;
+use super::{LayoutCost, StageCost, Subject, Training};
+use crate::Result;
+use crate::compare::{
+    Candidate, JsonRanks, Memory, Ranks, RuledOut, aligned, cells, lack, recommendation, recommended,
+};
 use crate::optimizer::Optimizer;
-use crate::table::{aligned, listed, ranks_line};
-use crate::units::{show_bytes, show_time};
-use crate::{Hardware, Result};
+use crate::units::show_bytes;
+
+const KINDS: [&str; 5] = ["parameters", "gradients", "optimizer", "activations", "buffers"];
 
 /// Inputs of a plan, to be displayed with its results ([`Subject::compare`]).
 #[derive(Debug, Clone, Copy)]
@@ -17,16 +22,8 @@ pub struct LanguageTable<'a> {
     pub subject: &'a Subject,
     /// How it is trained.
     pub training: &'a Training,
-    /// Ranks.
-    pub ranks: usize,
-    /// Bytes of memory per rank.
-    pub memory: f64,
-    /// What limits it ([`RankMemory`](crate::command::RankMemory)); may be empty.
-    pub memory_limit: &'a str,
-    /// Hardware of the ranks.
-    pub hardware: &'a Hardware,
-    /// Whether some of the hardware's numbers were measured.
-    pub measured: bool,
+    /// The ranks.
+    pub ranks: &'a Ranks,
 }
 
 /// All inputs and results of a plan.
@@ -43,24 +40,12 @@ struct LanguagePlan<'a> {
     /// Every how many blocks one is recomputed, or "selective".
     recompute: Option<String>,
     schedule: &'static str,
-    memory: f64,
-    /// Bytes per second.
-    bandwidth: f64,
-    /// Seconds.
-    latency: f64,
-    /// Ranks per node; `None` if all are on one node.
-    ranks_per_node: Option<usize>,
-    /// Bytes per second between nodes.
-    node_bandwidth: f64,
-    /// Seconds.
-    node_latency: f64,
-    flops: f64,
-    /// Bytes per second that the optimizer reads and writes; `None` if its time is not counted.
-    memory_bandwidth: Option<f64>,
+    #[serde(flatten)]
+    of_ranks: JsonRanks,
     /// Kind of optimizer, by its state.
     optimizer: Optimizer,
     layouts: Vec<LayoutRow<'a>>,
-    ruled_out: &'a [RuledOut],
+    ruled_out: Vec<ImpossibleLayouts<'a>>,
     /// The recommended layout, if one fits.
     recommended: Option<String>,
 }
@@ -77,8 +62,11 @@ struct LayoutRow<'a> {
     stages: &'a [StageCost],
 }
 
-const NAMES: [&str; 10] =
-    ["mesh", "fits", "parameters", "gradients", "optimizer", "activations", "buffers", "all", "sent", "step"];
+#[derive(Serialize)]
+struct ImpossibleLayouts<'a> {
+    meshes: &'a [String],
+    reason: &'a str,
+}
 
 impl LanguageTable<'_> {
     /// Returns the plan as lines: a heading, each layout with its rank that needs most, impossible layouts, and the
@@ -87,7 +75,7 @@ impl LanguageTable<'_> {
     /// # Errors
     /// A model that cannot be built.
     pub fn lines(&self, compared: &LayoutComparison) -> Result<Vec<String>> {
-        let seconds = self.subject.seconds(self.training, compared, self.hardware)?;
+        let seconds = self.subject.seconds(self.training, compared, &self.ranks.hardware)?;
         let mut lines = self.heading()?;
         let rows = match &compared.costs[..] {
             [only] if only.stages.len() > 1 => {
@@ -98,12 +86,10 @@ impl LanguageTable<'_> {
             }
         };
         if !rows.is_empty() {
-            lines.extend(aligned(std::iter::once(NAMES.map(String::from)).chain(rows).collect()));
+            lines.extend(aligned("mesh", KINDS, rows));
             lines.push(String::new());
         }
-        let ruled_out =
-            |RuledOut { meshes, reason }: &RuledOut| format!("not possible: {}: {reason}", listed(meshes));
-        lines.extend(compared.ruled_out.iter().map(ruled_out));
+        lines.extend(compared.ruled_out.iter().map(RuledOut::line));
         lines.extend(self.conclusion(compared, &seconds));
         Ok(lines)
     }
@@ -111,8 +97,10 @@ impl LanguageTable<'_> {
     /// Returns how many layouts fit and the recommendation; or what could help if none fits.
     fn conclusion(&self, compared: &LayoutComparison, seconds: &[f64]) -> Vec<String> {
         let fitting = compared.costs.iter().filter(|cost| self.fits(&cost.most())).count();
-        if let Some(recommended) = recommend::line(compared, seconds, self.memory) {
-            return vec![format!("{fitting} of {} fit", compared.costs.len()), recommended];
+        let candidates = self.candidates(compared, seconds);
+        if let Some(best) = recommended(&candidates) {
+            let line = recommendation(&candidates, best, "--mesh ");
+            return vec![format!("{fitting} of {} fit", compared.costs.len()), line];
         }
         vec![match compared.costs.first() {
             Some(least) => format!(
@@ -120,7 +108,7 @@ impl LanguageTable<'_> {
                  or more ranks",
                 least.layout,
                 show_bytes(least.most().total()),
-                show_bytes(self.memory)
+                show_bytes(self.ranks.memory.bytes)
             ),
             None => "nothing is possible".into(),
         }]
@@ -132,20 +120,23 @@ impl LanguageTable<'_> {
     /// A model that cannot be built; a number that cannot be written as JSON.
     pub fn json(&self, compared: &LayoutComparison) -> Result<String> {
         let (parameters, trained) = self.subject.parameters()?;
-        let seconds = self.subject.seconds(self.training, compared, self.hardware)?;
+        let seconds = self.subject.seconds(self.training, compared, &self.ranks.hardware)?;
         let row =
             |cost: &'_ LayoutCost| (cost.layout.to_string(), self.fits(&cost.most()), cost.most().total());
         let rows = compared.costs.iter().zip(&seconds).map(|(cost, &seconds)| {
             let (mesh, fits, total) = row(cost);
             LayoutRow { mesh, fits, total, sent: cost.sent(), seconds, stages: &cost.stages }
         });
-        let recommended = recommend::recommended(compared, &seconds, self.memory);
-        let (hardware, network) = (self.hardware, &self.hardware.network);
+        let candidates = self.candidates(compared, &seconds);
+        let ruled_out = compared
+            .ruled_out
+            .iter()
+            .map(|out| ImpossibleLayouts { meshes: &out.names, reason: &out.reason });
         let plan = LanguagePlan {
             model: self.subject.config.family.to_string(),
             parameters,
             trained,
-            ranks: self.ranks,
+            ranks: self.ranks.count,
             batch_size: self.training.batch_size,
             length: self.training.length,
             accumulate: self.training.micro_batches,
@@ -156,24 +147,18 @@ impl LanguageTable<'_> {
                 Recompute::Selective => Some("selective".into()),
             },
             schedule: self.training.schedule.name(),
-            memory: self.memory,
-            bandwidth: network.inside.s_per_byte.recip(),
-            latency: network.inside.latency,
-            ranks_per_node: (network.per_node < self.ranks).then_some(network.per_node),
-            node_bandwidth: network.between.s_per_byte.recip(),
-            node_latency: network.between.latency,
-            flops: hardware.flops,
-            memory_bandwidth: Some(hardware.memory_bandwidth).filter(|rate| rate.is_finite()),
+            of_ranks: self.ranks.json(),
             optimizer: self.training.optimizer,
             layouts: rows.collect(),
-            ruled_out: &compared.ruled_out,
-            recommended: recommended.map(|place| compared.costs[place].layout.to_string()),
+            ruled_out: ruled_out.collect(),
+            recommended: recommended(&candidates).map(|best| candidates[best].name.clone()),
         };
         Ok(serde_json::to_string_pretty(&plan)? + "\n")
     }
 
     fn heading(&self) -> Result<Vec<String>> {
-        let Self { subject, training, ranks, memory, memory_limit, hardware, measured } = self;
+        let Self { subject, training, ranks } = self;
+        let [count, hardware] = ranks.lines();
         let (parameters, trained) = subject.parameters()?;
         let adapters = match trained == parameters {
             true => String::new(),
@@ -201,14 +186,14 @@ impl LanguageTable<'_> {
                 training.length,
                 training.optimizer.name()
             ),
-            ranks_line(*ranks, *memory, memory_limit),
-            hardware.line(*ranks, *measured),
+            count,
+            hardware,
             String::new(),
         ])
     }
 
     fn fits(&self, memory: &Memory) -> bool {
-        memory.total() <= self.memory
+        memory.total() <= self.ranks.memory.bytes
     }
 
     fn cells(&self, cost: &LayoutCost, seconds: f64) -> [String; 10] {
@@ -222,12 +207,30 @@ impl LanguageTable<'_> {
         self.row(format!("{}: {ranks}", cost.layout), &stage.memory, (stage.sent, seconds))
     }
 
-    fn row(&self, name: String, memory: &Memory, (sent, seconds): (f64, f64)) -> [String; 10] {
-        let fits = if self.fits(memory) { "yes" } else { "no" };
+    fn row(&self, name: String, memory: &Memory, costs: (f64, f64)) -> [String; 10] {
         let Memory { parameters, gradients, optimizer, activations, buffers } = *memory;
-        let [parameters, gradients, optimizer, activations, buffers, all, sent] =
-            [parameters, gradients, optimizer, activations, buffers, memory.total(), sent].map(show_bytes);
-        let step = show_time(seconds);
-        [name, fits.into(), parameters, gradients, optimizer, activations, buffers, all, sent, step]
+        let kinds = [parameters, gradients, optimizer, activations, buffers];
+        cells(name, self.fits(memory), (kinds, memory.total()), costs)
     }
+
+    fn candidates(&self, compared: &LayoutComparison, seconds: &[f64]) -> Vec<Candidate<Complexity>> {
+        let candidate = |(cost, &seconds): (&LayoutCost, &f64)| Candidate {
+            name: cost.layout.to_string(),
+            seconds,
+            lacks: lack(cost.most().total(), self.ranks.memory.bytes),
+            complexity: complexity(&cost.layout),
+        };
+        compared.costs.iter().zip(seconds).map(candidate).collect()
+    }
+}
+
+/// Number of axes, and which there are.
+type Complexity = (usize, [bool; 4]);
+
+/// Ranks layouts by complexity: fewer axes are simpler; then replicas are simpler than shards, shards than tensor
+/// parallelism, and this than stages.
+fn complexity(layout: &Layout) -> Complexity {
+    let Layout { pp, dp, shard, tp, .. } = *layout;
+    let more = [pp > 1, tp > 1, shard > 1, dp > 1];
+    (more.iter().filter(|more| **more).count(), more)
 }

@@ -2,20 +2,14 @@
 //! communication.
 
 use girandole::Layout;
-use pipeline::{Schedule, Split};
-use training::build::Recompute;
 
 use super::outline::Unit;
-use super::partition::owned_units;
+use super::partition::{PartitionedModel, owned_units};
 use super::{LayoutComparison, LayoutCost, Subject, Training};
 use crate::forecast::{
     Collective, Collectives, Group, Layer, Layout as Spread, Sharding, Work, predict_with,
 };
 use crate::{Hardware, Result};
-
-/// Numbers that an optimizer step reads and writes per parameter, besides two for each number of state: the parameter
-/// twice, the gradient once.
-const MEMORY_ACCESSES: u64 = 3;
 
 /// Largest group that is simulated rank by rank; small, because thousands of ranks have hundreds of layouts.
 const SIMULATED: usize = 32;
@@ -37,17 +31,15 @@ impl Subject {
         let mut collectives = Collectives::up_to(&hardware.network, SIMULATED);
         let units = self.units(&Layout::default())?;
         let of = |cost: &LayoutCost| {
-            let layout = &cost.layout;
-            StepTime { subject: self, training, layout, units: &units, hardware }.seconds(&mut collectives)
+            let model = PartitionedModel::new(self, training, &cost.layout)?;
+            StepTime { model, units: &units, hardware }.seconds(&mut collectives)
         };
         compared.costs.iter().map(of).collect()
     }
 }
 
 struct StepTime<'a> {
-    subject: &'a Subject,
-    training: &'a Training,
-    layout: &'a Layout,
+    model: PartitionedModel<'a>,
     /// Units of the whole model.
     units: &'a [Unit],
     hardware: &'a Hardware,
@@ -55,10 +47,11 @@ struct StepTime<'a> {
 
 impl StepTime<'_> {
     fn seconds(&self, collectives: &mut Collectives<'_>) -> Result<f64> {
-        let Layout { pp, dp, shard, tp, .. } = *self.layout;
-        let micro_batches = self.training.micro_batches(self.layout);
+        let &PartitionedModel { training, layout, .. } = &self.model;
+        let Layout { pp, dp, shard, tp, .. } = *layout;
+        let micro_batches = training.micro_batches(layout);
         let sharding = if shard > 1 && pp == 1 { Sharding::Over(shard) } else { Sharding::None };
-        let schedule = self.training.schedule;
+        let schedule = training.schedule;
         let spread =
             Spread { dp: dp * shard, tp, pp, sharding, schedule, micro_batches, ..Spread::default() };
         let work = self.work(sharding, self.imbalance()?);
@@ -86,15 +79,14 @@ impl StepTime<'_> {
     }
 
     fn work(&self, sharding: Sharding, imbalance: f64) -> Work {
-        let element = self.training.dtype.size_in_bytes();
-        let tokens = self.training.tokens(self.layout) as f64;
+        let (element, tokens) = (self.model.training.dtype.size_in_bytes(), self.model.tokens);
         let sum = |of: fn(&Unit) -> usize| self.units.iter().map(of).sum::<usize>() as f64;
         let (all, trained) = (sum(Unit::elements), sum(Unit::trained));
-        let output_bytes = tokens as usize * self.subject.config.hidden_size * element;
+        let output_bytes = tokens as usize * self.model.subject.config.hidden_size * element;
         let last = self.units.len() - 1;
         let layer = |(place, unit): (usize, &Unit)| {
             let [forward, backward] = self.flops(place).map(|flops| flops * tokens / self.hardware.flops);
-            let again = if self.recomputes(place) { forward } else { 0.0 };
+            let again = if self.model.recomputes_products(place) { forward } else { 0.0 };
             // All-reduces: a block has one after attention and one after feed-forward; the embedding one forward, the
             // head one backward.
             let [ahead, back] = match place {
@@ -112,63 +104,24 @@ impl StepTime<'_> {
                 backward_reductions: vec![output_bytes; back],
             }
         };
-        let numbers = MEMORY_ACCESSES + 2 * self.training.optimizer.numbers();
-        let width = std::mem::size_of::<f32>() as f64;
-        let optimizer = numbers as f64 * width / self.hardware.memory_bandwidth;
+        let optimizer = self.model.training.optimizer.numbers();
+        let optimizer = self.hardware.optimizer_s(optimizer, size_of::<f32>() as u64);
         let share = if sharding == Sharding::None { 1.0 } else { trained / all };
         let layers = self.units.iter().enumerate().map(layer).collect();
         Work { layers, optimizer_s: optimizer * share, element_bytes: element, gathered_bytes: element }
     }
 
-    /// Returns the operations of a unit per token, forward and backward.
     fn flops(&self, place: usize) -> [f64; 2] {
-        let (config, unit) = (&self.subject.config, &self.units[place]);
-        let mut sum = [0.0; 2];
-        let mut product = |numbers: usize, is_trained: bool| {
-            sum[0] += 2.0 * numbers as f64;
-            sum[1] += if is_trained { 4.0 } else { 2.0 } * numbers as f64;
-        };
-        for layer in &unit.layers {
-            let weight = format!("{}.weight", layer.name);
-            let of = unit.tensors.iter().find(|tensor| tensor.name == weight);
-            product(layer.inputs * layer.outputs, of.is_none_or(|weight| weight.is_trained));
-        }
-        if place + 1 == self.units.len() {
-            product(config.vocab_size * config.hidden_size, self.subject.lora.is_none());
-        }
-        if place > 0 && place + 1 < self.units.len() {
-            let window = config.windows.get(place - 1).copied().flatten().unwrap_or(self.training.length);
-            let attention =
-                (config.num_heads * config.head_dim) as f64 * window.min(self.training.length) as f64;
-            sum = [sum[0] + 4.0 * attention, sum[1] + 8.0 * attention];
-        }
-        sum
-    }
-
-    /// Returns whether a unit's matrix products are recomputed in backward.
-    fn recomputes(&self, place: usize) -> bool {
-        let is_block = place > 0 && place + 1 < self.units.len();
-        is_block
-            && match self.training.recompute {
-                Recompute::None | Recompute::Selective => false,
-                Recompute::Units => true,
-                Recompute::Every(each) => (place + 1).is_multiple_of(each.max(1)),
-            }
+        self.model.subject.flops(self.units, place, self.model.training.length)
     }
 
     /// Returns the computation of the pipeline rank that computes most, relative to the mean: the others wait for it.
     fn imbalance(&self) -> Result<f64> {
-        let pp = self.layout.pp;
+        let pp = self.model.layout.pp;
         if pp < 2 {
             return Ok(1.0);
         }
-        let kind = self.training.schedule;
-        let micro_batches = self.training.micro_batches(self.layout);
-        let schedule = Schedule::of(kind, pp, kind.stages_per_rank(), micro_batches)?;
-        let units = self.subject.units(self.layout)?;
-        let names: Vec<&str> = units.iter().map(|unit| unit.name.as_str()).collect();
-        let costs: Vec<f64> = units.iter().map(|unit| unit.elements() as f64).collect();
-        let ranges = Split::default().stages(&names, &costs, schedule.table().stages())?;
+        let (schedule, ranges) = self.model.stages()?;
         let flops = |place: usize| self.flops(place).iter().sum::<f64>();
         let of_rank = |rank| owned_units(&schedule, &ranges, rank).into_iter().map(flops).sum::<f64>();
         let most = (0..pp).map(of_rank).fold(0.0, f64::max);
@@ -180,6 +133,7 @@ impl StepTime<'_> {
 #[cfg(test)]
 mod tests {
     use models::ModelConfig;
+    use training::build::Recompute;
 
     use super::*;
     use crate::forecast::{Link, Network};

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use girandole::Layout;
 use pipeline::{ActionKind, Schedule};
-use training::build::{Division, Recompute};
+use training::build::Division;
 
 use super::outline::Unit;
 use super::partition::{PartitionedModel, owned_units};
@@ -76,8 +76,7 @@ impl PartitionedModel<'_> {
         if !self.is_block(place) {
             return reduce(hidden);
         }
-        let is_twice = self.recomputes(place) && self.training.recompute != Recompute::Selective;
-        let times = if is_twice { 2.0 } else { 1.0 };
+        let times = if self.recomputes_products(place) { 2.0 } else { 1.0 };
         let of_layer = |layer: &super::outline::Layer| match layer.division {
             Division::Whole => 0.0,
             Division::Inputs => times * reduce(layer.outputs as f64),

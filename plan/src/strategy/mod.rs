@@ -6,11 +6,11 @@ mod sharded;
 mod tensor;
 mod ways;
 
-use serde::Serialize;
-
+use crate::compare::Memory;
 use crate::model::Model;
 
-pub use ways::{ImpossibleStrategies, Shortage};
+pub(crate) use pipeline::split;
+pub(crate) use ways::Shortage;
 
 /// Strategy to distribute a model over ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,28 +81,6 @@ impl Setting {
     }
 }
 
-/// Bytes of memory by kind, of the rank that has most.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Memory {
-    /// Parameters and buffers.
-    pub weights: f64,
-    /// Copies of parameters that the strategy needs in addition.
-    pub copies: f64,
-    /// Gradients.
-    pub gradients: f64,
-    /// Optimizer state.
-    pub optimizer: f64,
-    /// Activations kept for backward.
-    pub activations: f64,
-}
-
-impl Memory {
-    /// Returns the sum of all kinds.
-    pub fn total(&self) -> f64 {
-        self.weights + self.copies + self.gradients + self.optimizer + self.activations
-    }
-}
-
 /// Memory and bytes sent of a strategy.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
@@ -116,7 +94,7 @@ pub struct Estimate {
 
 impl Estimate {
     /// Returns what is missing for the strategy if a rank has `memory` bytes; `None` if it fits.
-    pub fn lack(&self, setting: &Setting, memory: f64) -> Option<Shortage> {
+    pub(crate) fn lack(&self, setting: &Setting, memory: f64) -> Option<Shortage> {
         if self.strategy.copies(setting.ranks) > setting.batch_size {
             return Some(Shortage::Samples);
         }

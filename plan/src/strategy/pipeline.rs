@@ -1,10 +1,14 @@
 //! Cost of a GPipe pipeline: all micro-batches of a step are kept until backward begins.
 
+use std::ops::Range;
+
 use pipeline::Split;
 
+use crate::compare::Memory;
+use crate::error::Result;
 use crate::model::{Model, Unit};
 
-use super::{Estimate, Memory, Setting, Strategy, bytes_of};
+use super::{Estimate, Setting, Strategy, bytes_of};
 
 pub(super) fn estimate(model: &Model, setting: &Setting) -> Estimate {
     let &Setting { ranks, batch_size, element, .. } = setting;
@@ -19,8 +23,8 @@ pub(super) fn estimate(model: &Model, setting: &Setting) -> Estimate {
     };
     let parameters = (largest(|stage| stage.parameters) * element) as f64;
     let memory = Memory {
-        weights: (largest(|stage| stage.parameters + stage.buffers) * element) as f64,
-        copies: 0.0,
+        parameters: (largest(|stage| stage.parameters + stage.buffers) * element) as f64,
+        buffers: 0.0,
         gradients: parameters,
         optimizer: parameters * setting.optimizer as f64,
         activations: stages.iter().enumerate().map(kept).fold(0.0, f64::max),
@@ -60,12 +64,19 @@ impl Stage {
 
 /// Returns the units of each stage, split as by `pipeline-transformer --split parameters`.
 pub(crate) fn stages(units: &[Unit], ranks: usize) -> Vec<&[Unit]> {
-    let names: Vec<String> = (0..units.len()).map(|place| place.to_string()).collect();
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let costs: Vec<f64> = units.iter().map(|unit| unit.parameters() as f64).collect();
     // Empty if there are more ranks than units: there is no such strategy then.
-    let ranges = Split::default().stages(&names, &costs, ranks).unwrap_or_default();
+    let ranges = split(&costs, ranks).unwrap_or_default();
     ranges.into_iter().map(|range| &units[range]).collect()
+}
+
+/// Returns the places of the units of each stage, which have about equal costs.
+///
+/// # Errors
+/// More stages than units.
+pub(crate) fn split(costs: &[f64], stages: usize) -> Result<Vec<Range<usize>>> {
+    // Names are for splits at given units.
+    Ok(Split::default().stages(&vec![""; costs.len()], costs, stages)?)
 }
 
 #[cfg(test)]
@@ -74,8 +85,10 @@ mod tests {
 
     #[test]
     fn stages_are_about_equal_and_none_is_empty() {
-        let units: Vec<Unit> =
-            [5, 1, 1, 1, 1, 5].map(|whole| Unit { whole, ..Unit::default() }).into_iter().collect();
+        let units: Vec<Unit> = [5, 1, 1, 1, 1, 5]
+            .map(|whole| Unit { whole: vec![whole], ..Unit::default() })
+            .into_iter()
+            .collect();
         for ranks in 1..=6 {
             let stages = stages(&units, ranks);
             assert_eq!(stages.len(), ranks);

@@ -3,9 +3,10 @@
 use fsdp::FsdpConfig;
 
 use crate::collective::{all_reduce, part};
+use crate::compare::Memory;
 use crate::model::{Model, Part, Unit};
 
-use super::{Estimate, Memory, Setting, Sharding, Strategy, bytes_of, share};
+use super::{Estimate, Setting, Sharding, Strategy, bytes_of, share};
 
 pub(super) fn estimate(model: &Model, setting: &Setting, sharding: Sharding) -> Estimate {
     let &Setting { ranks, batch_size, element, .. } = setting;
@@ -14,8 +15,8 @@ pub(super) fn estimate(model: &Model, setting: &Setting, sharding: Sharding) -> 
     let samples = share(batch_size, ranks);
     let own = parts.iter().map(|one| own(one, shards)).sum::<u64>() * element;
     let memory = Memory {
-        weights: (own + model.sum(|unit| unit.buffers) * element) as f64,
-        copies: gathered(&parts, sharding) as f64 * setting.gathered as f64,
+        parameters: (own + model.sum(|unit| unit.buffers) * element) as f64,
+        buffers: gathered(&parts, sharding) as f64 * setting.gathered as f64,
         gradients: gradients(&parts, shards, setting),
         optimizer: own as f64 * setting.optimizer as f64,
         activations: activations(model, &parts, samples, setting),

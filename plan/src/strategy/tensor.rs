@@ -1,23 +1,24 @@
 //! Cost of tensor parallelism: layers divided over ranks, with replicas.
 
 use crate::collective::{all_reduce, part};
+use crate::compare::Memory;
 use crate::model::Model;
 
-use super::{Estimate, Memory, Setting, Strategy, bytes_of, share};
+use super::{Estimate, Setting, Strategy, bytes_of, share};
 
 pub(super) fn estimate(model: &Model, setting: &Setting, tp: usize, sequence_parallel: bool) -> Estimate {
     let &Setting { ranks, batch_size, element, .. } = setting;
     let (dp, model) = (ranks / tp, &*model.in_parts(tp as u64));
     let samples = share(batch_size, dp);
-    let whole = model.sum(|unit| unit.whole);
-    let own = model.sum(|unit| unit.divided) / tp as u64 + whole;
+    let whole = model.sum(|unit| unit.whole.iter().sum());
+    let own = model.sum(|unit| unit.divided.iter().sum::<u64>()) / tp as u64 + whole;
     let kept = kept(model, tp, sequence_parallel);
     // If gradients of divided layers are averaged over replicas, the graph has an additional number for each tensor.
-    let numbers = if dp > 1 { model.sum(|unit| unit.divided_tensors) * element } else { 0 };
+    let numbers = if dp > 1 { model.sum(|unit| unit.divided.len() as u64) * element } else { 0 };
     let weights = (own * element) as f64;
     let memory = Memory {
-        weights: weights + (model.sum(|unit| unit.buffers) * element) as f64,
-        copies: 0.0,
+        parameters: weights + (model.sum(|unit| unit.buffers) * element) as f64,
+        buffers: 0.0,
         gradients: weights,
         optimizer: weights * setting.optimizer as f64,
         activations: bytes_of(kept, samples, element)

@@ -2,23 +2,15 @@
 
 use serde::Serialize;
 
+use crate::compare::RuledOut;
 use crate::model::Model;
 
 use super::{Setting, Sharding, Strategy};
 
-/// Strategies that are not possible, for the same reason.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ImpossibleStrategies {
-    /// Their names.
-    pub strategies: Vec<String>,
-    /// Why they are not possible.
-    pub reason: String,
-}
-
 /// What is missing for a possible strategy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Shortage {
+pub(crate) enum Shortage {
     /// A step has fewer samples than replicas of the model, each of which needs its own.
     Samples,
     /// A rank has less memory than needed.
@@ -27,19 +19,15 @@ pub enum Shortage {
 
 impl Strategy {
     /// Returns the possible strategies, the simplest first.
-    pub fn all(model: &Model, setting: &Setting) -> Vec<Self> {
+    pub(crate) fn all(model: &Model, setting: &Setting) -> Vec<Self> {
         Self::ways(model, setting).0
     }
 
     /// Returns the strategies that are not possible.
-    pub fn left_out(model: &Model, setting: &Setting) -> Vec<ImpossibleStrategies> {
-        let mut all: Vec<ImpossibleStrategies> = Vec::new();
+    pub(crate) fn left_out(model: &Model, setting: &Setting) -> Vec<RuledOut> {
+        let mut all = Vec::new();
         for (strategy, reason) in Self::ways(model, setting).1 {
-            let name = strategy.name(setting.ranks);
-            match all.iter_mut().find(|known| known.reason == reason) {
-                Some(known) => known.strategies.push(name),
-                None => all.push(ImpossibleStrategies { strategies: vec![name], reason }),
-            }
+            RuledOut::add(&mut all, strategy.name(setting.ranks), reason);
         }
         all
     }
@@ -80,7 +68,7 @@ impl Strategy {
     }
 
     /// Returns the number of replicas, each of which needs its own samples.
-    pub fn copies(self, ranks: usize) -> usize {
+    pub(crate) fn copies(self, ranks: usize) -> usize {
         match self {
             Self::Data | Self::ShardedData(_) => ranks,
             Self::Tensor { tp, .. } => ranks / tp.max(1),
@@ -137,11 +125,11 @@ mod tests {
             );
         }
         let reasons = Strategy::left_out(&model, &setting(16));
-        assert_eq!(reasons[0].strategies, ["tp 16"]);
+        assert_eq!(reasons[0].names, ["tp 16"]);
         assert_eq!(reasons[0].reason, "the hidden size, 24, cannot be divided by so many");
         let alone = Model::mlp("test", &[20, 1], false, MlpLoss::Squares);
         let reasons = Strategy::left_out(&alone, &setting(4));
-        assert_eq!(reasons[0].strategies, ["tp 2, dp 2", "tp 4"]);
+        assert_eq!(reasons[0].names, ["tp 2, dp 2", "tp 4"]);
     }
 
     #[test]

@@ -9,8 +9,7 @@ use candle_nn::{ModuleT, Optimizer, VarBuilder, VarMap};
 use comm::{Communicator, Local, Mesh};
 use ddp::{Ddp, DdpConfig};
 use ops::{activation_bytes, cross_entropy};
-use plan::model::{MlpLoss, Model, TransformerSizes};
-use plan::strategy::{Estimate, Setting, Strategy};
+use plan::{Estimate, MlpLoss, Model, Setting, Strategy, TransformerSizes};
 use sampler::{Generator, SharedGenerator};
 use tensor_parallel::{LanguageModel, LanguageModelConfig, TensorParallel, TensorParallelConfig, Weights};
 use training::{Adam, AdamConfig, OptimizerState};
@@ -82,7 +81,7 @@ fn assert_within_a_tenth(what: &str, kind: &str, estimated: f64, found: f64) {
 fn compare(what: &str, estimate: &Estimate, found: &Found) {
     let memory = &estimate.memory;
     for (kind, estimated, found) in [
-        ("weights", memory.weights, found.weights),
+        ("weights", memory.parameters, found.weights),
         ("gradients", memory.gradients, found.gradients),
         ("optimizer", memory.optimizer, found.optimizer),
         ("activations", memory.activations, found.activations),
@@ -205,7 +204,7 @@ fn of_copies() {
         });
         let estimate = Strategy::Data.estimate(&model, &setting(ranks, 2 * ranks));
         for (weights, sent) in found.unwrap() {
-            assert_within_a_tenth(&format!("{ranks} copies"), "copies", estimate.memory.copies, weights);
+            assert_within_a_tenth(&format!("{ranks} copies"), "copies", estimate.memory.buffers, weights);
             assert_within_a_tenth(&format!("{ranks} copies"), "sent", estimate.sent, sent);
         }
     }
