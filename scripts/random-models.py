@@ -5,17 +5,21 @@
     pip install torch transformers peft
     scripts/random-models.py --count 50           # all weights
     scripts/random-models.py --count 50 --lora    # adapters
+    scripts/random-models.py --count 50 --packed  # rows of documents in every run
 
-Each seed draws a family, sizes, rotary scaling, biases, ties, files of some dtype, a layout of at most 4 ranks, accumulation, recomputation,
-schedule and clipping. Both take the same steps from the same folder. Losses must agree within 1e-4, and what is saved must have the other's
+Each seed draws a family, sizes, windows, rotary scaling, biases, ties, files of some dtype, rows or documents and how they are packed, a layout
+of at most 4 ranks, accumulation, recomputation, schedule and clipping. transformers gets packed rows with a mask of each document's own tokens,
+and positions that begin with each document. Both take the same steps from the same folder. Losses must agree within 1e-4, and what is saved must have the other's
 logits when transformers loads it. A seed that fails is printed with its command and configuration, and taken again by `--first SEED --count 1`.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import pathlib
 import random
+import struct
 import subprocess
 import sys
 import tempfile
@@ -27,6 +31,7 @@ import transformers
 
 STEPS, RANKS = 5, 4
 LOSSES, LOGITS, ROUNDED = 1e-4, 3e-3, 1e-1
+IGNORED = -100
 
 
 def rotary(draw):
@@ -98,11 +103,112 @@ def adapters(draw, model, folder):
     return model
 
 
+def write_documents(path, vocabulary, documents, counted):
+    """A file as `girandole tokenize` writes it; of each token, whether it counts for the loss."""
+    bounds = [0]
+    for document in documents:
+        bounds.append(bounds[-1] + len(document))
+    tokens = struct.pack(f"<{bounds[-1]}H", *(token for document in documents for token in document))
+    bits = bytearray(-(-bounds[-1] // 8))
+    for place, counts in enumerate(counts for document in counted for counts in document):
+        bits[place // 8] |= counts << place % 8
+    parts = [
+        ("tokens", "U16", bounds[-1], tokens + bytes(-len(tokens) % 8)),
+        ("documents", "U64", len(bounds), struct.pack(f"<{len(bounds)}Q", *bounds)),
+    ]
+    parts += [] if all(map(all, counted)) else [("counted", "U8", len(bits), bytes(bits))]
+    header, end, content = {}, 0, b"".join(data for *_, data in parts)
+    for name, dtype, count, data in parts:
+        header[name] = {"dtype": dtype, "shape": [len(data) // 2 if name == "tokens" else count], "data_offsets": [end, end + len(data)]}
+        end += len(data)
+    about = {"format": "girandole-tokens-1", "vocab_size": str(vocabulary), "sha256": hashlib.sha256(content).hexdigest()}
+    about = json.dumps({"__metadata__": about, **header}).encode()
+    about += b" " * (-len(about) % 8)
+    pathlib.Path(path).write_bytes(struct.pack("<Q", len(about)) + about + content)
+
+
+def best_fit(parts, length):
+    """Rows of parts: the longest first, each into the fullest row with room for it, of several into the one that has been so for longest."""
+    rows, room = [], {}
+    for part in sorted(parts, key=lambda part: part[0] - part[1]):
+        size = part[1] - part[0]
+        fullest = min((left for left, queue in room.items() if left >= size and queue), default=None)
+        row = room[fullest].pop(0) if fullest else len(rows)
+        left = (fullest or length) - size
+        rows += [] if fullest else [[]]
+        rows[row].append(part)
+        room.setdefault(left, []).append(row)
+    return [sorted(row) for row in rows]
+
+
+def parts_of_rows(packing, too_long, bounds, length):
+    """Parts of each row, as their first token, the one behind the last, and the one behind the last target's."""
+    documents = list(zip(bounds, bounds[1:]))
+    if packing == "documents":
+        for begin in range(0, bounds[-1] - 1 - (bounds[-1] - 1) % length, length):
+            cuts = sorted({begin, begin + length, *(bound for bound in bounds if begin < bound < begin + length)})
+            yield [(a, b, b if b in bounds else b + 1) for a, b in zip(cuts, cuts[1:])]
+        return
+    full, shared = [], []
+    for begin, end in documents:
+        if end - begin > length and too_long == "drop":
+            continue
+        rest = begin + (end - begin) // length * length if end - begin > length else begin
+        full += [[(first, first + length, min(first + length + 1, end))] for first in range(begin, rest, length)]
+        shared += [(rest, end, end)] if rest < end else []
+    yield from sorted(full + best_fit(shared, length))
+
+
+def documents_of(draw, config, packing, too_long, count, length):
+    """Documents with prompts that do not count, or without; and steps of `count` rows of them: tokens, targets, and lengths."""
+    lengths, has_prompts = [], draw.random() < 0.5
+    while sum(lengths) < count * length * 1.3 + 2 * length:
+        lengths.append(draw.choice([1, 1, 2, 3, draw.randint(1, length), draw.randint(1, length), draw.randint(1, 3 * length)]))
+    documents = [[draw.randrange(config.vocab_size) for _ in range(size)] for size in lengths]
+    prompts = [draw.randrange(size) if has_prompts else 0 for size in lengths]
+    counted = [[place >= prompt for place in range(size)] for prompt, size in zip(prompts, lengths)]
+    tokens = [token for document in documents for token in document]
+    flags = [flag for document in counted for flag in document]
+    bounds = [sum(lengths[:place]) for place in range(len(lengths) + 1)]
+    rows = list(parts_of_rows(packing, too_long, bounds, length))
+    inputs, targets = torch.zeros(count, length, dtype=torch.long), torch.full((count, length), IGNORED)
+    sizes = []
+    for row in range(count):
+        place = 0
+        parts = rows[row % len(rows)]
+        for begin, end, last in parts:
+            inputs[row, place : place + end - begin] = torch.tensor(tokens[begin:end])
+            for target in range(begin + 1, last):
+                if flags[target]:
+                    targets[row, place + target - begin - 1] = tokens[target]
+            place += end - begin
+        sizes.append([end - begin for begin, end, _ in parts])
+    return documents, counted, (inputs, targets, sizes)
+
+
+def of_documents(config, sizes, length):
+    """Arguments of a model for rows of documents: masks and positions. Unused places see themselves alone."""
+    whole = [row + [1] * (length - sum(row)) for row in sizes]
+    positions = torch.tensor([[place for size in row for place in range(size)] for row in whole])
+    documents = torch.tensor([[index for index, size in enumerate(row) for _ in range(size)] for row in whole])
+    seen = (documents[:, :, None] == documents[:, None, :]).tril()
+
+    def mask(window):
+        distance = torch.arange(length)[:, None] - torch.arange(length)
+        own = seen & (distance < window) if window else seen
+        return torch.zeros(own.shape).masked_fill(~own, torch.finfo(torch.float32).min)[:, None]
+
+    window = getattr(config, "sliding_window", None)
+    by_kind = config.model_type in ("qwen2", "qwen3")
+    masks = {"full_attention": mask(None), "sliding_attention": mask(window)} if by_kind else mask(window)
+    return {"attention_mask": masks, "position_ids": positions}
+
+
 def load(folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
 
 
-def theirs(model, tokens, rows, lr, decay, clip):
+def theirs(model, inputs, targets, sizes, rows, lr, decay, clip):
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [parameter for parameter in trained if parameter.dim() > 1], "weight_decay": decay},
@@ -110,10 +216,12 @@ def theirs(model, tokens, rows, lr, decay, clip):
     ]
     optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=(0.9, 0.95), eps=1e-8)
     losses = []
-    for batch in tokens.split(rows):
+    for begin in range(0, len(inputs), rows):
+        own = slice(begin, begin + rows)
+        more = of_documents(model.config, sizes[own], inputs.shape[1]) if sizes else {}
         optimizer.zero_grad()
-        logits = model(input_ids=batch[:, :-1], use_cache=False).logits
-        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        logits = model(input_ids=inputs[own], use_cache=False, **more).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), targets[own].flatten(), ignore_index=IGNORED)
         loss.backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(trained, clip)
@@ -122,7 +230,7 @@ def theirs(model, tokens, rows, lr, decay, clip):
     return losses
 
 
-def compare(girandole, seed, lora, folder):
+def compare(girandole, seed, lora, packed, folder):
     """What is wrong with this seed, and what it is."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
@@ -144,13 +252,23 @@ def compare(girandole, seed, lora, folder):
     rows = 2 ** len({"dp", "shard"} & set(axes)) * parts * draw.choice([1, 2])
     length = draw.choice([8, 12, config.max_position_embeddings - 1, config.max_position_embeddings])
     tokens = torch.randint(0, config.vocab_size, (rows * STEPS, length + 1))
-    safetensors.torch.save_file({"tokens": tokens}, data)
+    # Apart from the other draws, so that a seed's model is the same either way.
+    of_rows = random.Random(seed + 1_000_000)
+    packing = of_rows.choice(["documents", "whole"] if packed else [None, "documents", "whole"])
+    too_long = of_rows.choice([None, "cut", "drop"]) if packing == "whole" else None
+    inputs, targets, sizes = tokens[:, :-1], tokens[:, 1:], []
+    if packing:
+        documents, counted, (inputs, targets, sizes) = documents_of(of_rows, config, packing, too_long, rows * STEPS, length)
+        write_documents(data, config.vocab_size, documents, counted)
+    else:
+        safetensors.torch.save_file({"tokens": tokens}, data)
     clip, decay, lr = draw.choice([0, 0.5, 1.0]), draw.choice([0.0, 0.1]), draw.choice([1e-3, 3e-3])
     options = {
         "model": begin, "data": data, "out": out, "metrics": metrics, "steps": STEPS, "batch-size": rows, "length": length, "lr": lr,
         "schedule": "constant", "weight-decay": decay, "clip": clip, "accumulate": parts,
     }
     options |= {"mesh": ",".join(f"{axis}=2" for axis in axes)} if axes else {}
+    options |= {name: value for name, value in [("packing", packing), ("too-long", too_long)] if value}
     options |= {"adapters": begun} if lora else {}
     options |= {"recompute": draw.choice([1, 2, "selective"])} if draw.random() < 0.4 else {}
     options |= {"pipeline-schedule": draw.choice(["gpipe", "1f1b", "zb-h1"])} if "pp" in axes else {}
@@ -162,7 +280,7 @@ def compare(girandole, seed, lora, folder):
         return run.stderr, about
     lines = map(json.loads, pathlib.Path(metrics).read_text().splitlines())
     mine = [line["loss"] for line in lines if line["event"] == "step"]
-    other = theirs(model, tokens, rows, lr, decay, clip)
+    other = theirs(model, inputs, targets, sizes, rows, lr, decay, clip)
     if len(mine) != STEPS or max(abs(a - b) for a, b in zip(mine, other)) > LOSSES:
         return f"losses {mine}, transformers' {other}", about
 
@@ -185,6 +303,7 @@ if __name__ == "__main__":
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=50, help="how many seeds")
     parser.add_argument("--lora", action="store_true", help="train adapters")
+    parser.add_argument("--packed", action="store_true", help="rows of documents in every run")
     options = parser.parse_args()
     if not os.access(options.girandole, os.X_OK):
         sys.exit(f"error: --girandole: there is no program {options.girandole}; build it: cargo build -p bin")
@@ -194,7 +313,7 @@ if __name__ == "__main__":
     failed = []
     for seed in range(options.first, options.first + options.count):
         with tempfile.TemporaryDirectory() as folder:
-            wrong, about = compare(options.girandole, seed, options.lora, folder)
+            wrong, about = compare(options.girandole, seed, options.lora, options.packed, folder)
         if wrong:
             failed.append(seed)
             print(f"{about}\n{wrong}", flush=True)
