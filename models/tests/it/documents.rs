@@ -1,13 +1,13 @@
 //! Packed rows: loss and gradients of each family are those of the documents alone, and training is that of transformers.
 
-use crate::common::{FOLDERS, folder};
+use crate::common::{FOLDERS, Trainer, assert_losses, folder};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::VarMap;
 use models::{CausalLm, Weights};
 use ops::{Documents, backward};
 use proptest::prelude::*;
 use training::build::{Builder, Recompute};
-use training::named_vars;
+use training::{clip_grad_norm, named_vars};
 
 const LEN: usize = 24;
 
@@ -117,6 +117,34 @@ proptest! {
 fn packed_rows_are_their_documents_alone_in_f32() -> Result<()> {
     let rows = [vec![7, 1, 9, 4], vec![24], vec![1, 1, 20], vec![]];
     FOLDERS.iter().try_for_each(|name| compare(name, DType::F32, Recompute::None, &rows, 1))
+}
+
+/// Packed conversations, as in the script that made them: prompts do not count, and places behind the last document are unused.
+#[test]
+fn training_is_transformers() -> Result<()> {
+    let expected = training::load_tensors(&folder("packed.safetensors"), &Device::Cpu).unwrap();
+    for name in ["llama", "mistral", "qwen2", "qwen3", "gpt2"] {
+        let (model, vars) = load(name, DType::F32, Recompute::None);
+        let all: Vec<Var> = vars.iter().map(|(_, var)| var.clone()).collect();
+        let matrices: Vec<&String> =
+            vars.iter().filter(|(_, var)| var.rank() > 1).map(|(name, _)| name).collect();
+        let mut trainer = Trainer::new(vars.clone(), |name| matrices.iter().any(|matrix| *matrix == name));
+        let step = |step: usize| {
+            let of = |what: &str| expected[what].get(step);
+            let lengths = of("documents")?.to_vec2::<i64>()?.into_iter();
+            let rows =
+                lengths.map(|row| row.into_iter().filter(|len| *len > 0).map(|len| len as u32).collect());
+            let documents = Documents::new(rows.collect::<Vec<Vec<u32>>>())?;
+            let loss = documents.scope(|| model.loss(&of("tokens")?, &of("targets")?))?;
+            let mut grads = loss.backward()?;
+            clip_grad_norm(&mut grads, &all, 1.0)?;
+            trainer.step(&grads)?;
+            loss.to_scalar::<f32>()
+        };
+        let expected = expected[&format!("losses.{name}")].to_vec1()?;
+        assert_losses(&(0..expected.len()).map(step).collect::<Result<Vec<f32>>>()?, &expected, name);
+    }
+    Ok(())
 }
 
 /// One token of one document changes the logits of this document from there on, and no others.
