@@ -94,7 +94,7 @@ fn train(comm: Local, reshuffle: bool, keep: &Path, from: Option<&Path>) -> Resu
     };
     let random = StepRandom { generator: random, seed: 9 };
     let model = DataParallel::new(ddp, optimizer, loss, &vars).drawing(Some(random), rank);
-    let mut trainer = Trainer::new(model, Epochs { reshuffle, ..Epochs::new(loader) });
+    let mut trainer = Trainer::new(model, Epochs::new(loader).reshuffling(reshuffle));
     let log = RunLog::new(&LogConfig { keep: true, ..LogConfig::default() }, None);
     let mut observer = Sum::default();
     let mut logged = Logged::new(Some(log), &mut observer);

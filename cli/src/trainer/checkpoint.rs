@@ -92,7 +92,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// Returns the current state.
     pub(super) fn state(&self, run: &RunIdentity, observer: &mut dyn Observer) -> Result<RunState> {
         let ObserverState { values, tensors } = observer.state()?;
-        let (at, sampler) = (self.at, self.source.state(self.at, self.taken)?);
+        let (at, sampler) = (self.at, self.source.state(self.at)?);
         Ok(RunState { at, sampler, run: run.clone(), job: None, values, tensors })
     }
 
@@ -110,7 +110,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     pub(super) fn set_state(&mut self, state: RunState, observer: &mut dyn Observer) -> Result<usize> {
         let RunState { at, sampler, run, values, tensors, .. } = state;
         self.source.resume(&sampler, at)?;
-        (self.at, self.taken) = (at, 0);
+        self.at = at;
         observer.load_state(at.step, ObserverState { values, tensors })?;
         Ok(run.world_size)
     }

@@ -94,8 +94,6 @@ pub struct Trainer<S, D> {
     /// Where this run ends.
     end: RunEnd,
     schedule: Option<CheckpointSchedule>,
-    /// Samples that this rank has taken in completed steps, since the epoch began or was resumed.
-    taken: usize,
     /// Total number of batches of the epoch on this rank.
     steps: usize,
     /// Number of steps that have certainly been logged, by this rank or an earlier reporter.
@@ -110,18 +108,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// Creates a trainer at the beginning of its run.
     pub fn new(strategy: S, source: D) -> Self {
         let (at, end) = (Position::default(), RunEnd::Steps(0));
-        Self {
-            strategy,
-            source,
-            at,
-            end,
-            schedule: None,
-            taken: 0,
-            steps: 0,
-            logged: 0,
-            newcomers: None,
-            stop: None,
-        }
+        Self { strategy, source, at, end, schedule: None, steps: 0, logged: 0, newcomers: None, stop: None }
     }
 
     /// Returns the strategy, which holds the model.
@@ -148,17 +135,14 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// Trains on the remaining batches of the epoch.
     fn run_epoch(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let mut batches = self.source.batches(self.at)?;
-        self.taken = 0;
         self.steps = self.at.batch + self.source.remaining(self.at);
         let Position { epoch, batch, .. } = self.at;
         observer.epoch_begins(&self.epoch(epoch, batch, self.steps))?;
         while let (false, Some(next)) = (self.pauses(observer)?, batches.next()) {
-            let (batch, taken) = next?;
-            let loss = self.strategy.step(self.at, &batch)?;
+            let loss = self.strategy.step(self.at, &next?)?;
             self.observe_step(loss.as_ref(), observer)?;
             self.at.batch += 1;
             self.at.step += 1;
-            self.taken = taken;
             // A checkpoint due after the epoch's last step is written by `end_epoch`.
             if self.at.batch < self.steps && self.is_due(false) {
                 self.save(observer)?;
@@ -201,7 +185,6 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         if let RunEnd::Epochs(_) = self.end {
             (self.at.epoch, self.at.batch) = (self.at.epoch + 1, 0);
         }
-        self.taken = 0;
     }
 
     /// Tells the observer that an epoch of so many batches has ended, and writes a checkpoint if one is due.

@@ -15,21 +15,34 @@ pub type Loader<D, B> = DataLoader<D, B, DistributedSampler>;
 
 /// Epochs over this rank's share of a data set.
 pub struct Epochs<D: Dataset, B> {
-    /// Loads the batches.
-    pub loader: Loader<D, B>,
-    /// Whether each epoch has its own order (`set_epoch`). If false, all epochs have the order of the first.
-    pub reshuffle: bool,
-    /// What [`Source::changed`] calls the ranks; `{}` stands for their number.
-    pub ranks: &'static str,
+    loader: Loader<D, B>,
+    reshuffle: bool,
+    ranks: &'static str,
+    /// The batch of the epoch with which the loader began, or where it is to go on.
+    begun: usize,
 }
 
 impl<D: Dataset + 'static, B: Send + 'static> Epochs<D, B> {
     /// Creates epochs that each have their own order.
     pub fn new(loader: Loader<D, B>) -> Self {
-        Self { loader, reshuffle: true, ranks: "world size {}" }
+        Self { loader, reshuffle: true, ranks: "world size {}", begun: 0 }
     }
 
-    fn sampler_position(&self, at: Position, taken: usize) -> SamplerState {
+    /// Sets whether each epoch has its own order (`set_epoch`). If not, all epochs have the order of the first.
+    #[must_use]
+    pub fn reshuffling(self, reshuffle: bool) -> Self {
+        Self { reshuffle, ..self }
+    }
+
+    /// Sets what [`Source::changed`] calls the ranks; `{}` stands for their number.
+    #[must_use]
+    pub fn over(self, ranks: &'static str) -> Self {
+        Self { ranks, ..self }
+    }
+
+    fn sampler_position(&self, at: Position) -> SamplerState {
+        // All batches but an epoch's last have this size, and after that one no sample is left.
+        let taken = at.batch.saturating_sub(self.begun) * self.loader.config().batch_size;
         let state = self.loader.sampler().state(taken);
         match at.batch {
             0 => {
@@ -54,30 +67,33 @@ impl<D: Dataset + 'static, B: Send + 'static> Source for Epochs<D, B> {
 
     /// Moves the sampler to the start of the epoch, unless it is in the middle of one.
     fn batches(&mut self, at: Position) -> Result<Batches<B>> {
+        self.begun = at.batch;
         if at.batch == 0 {
-            let state = self.sampler_position(at, 0);
+            let state = self.sampler_position(at);
             self.loader.sampler_mut().resume(&state)?;
         }
-        counted(&mut self.loader)
+        batches_of(&mut self.loader)
     }
 
-    fn state(&self, at: Position, taken: usize) -> Result<Value> {
-        let state = serde_json::to_value(self.sampler_position(at, taken));
+    fn state(&self, at: Position) -> Result<Value> {
+        let state = serde_json::to_value(self.sampler_position(at));
         state
             .map_err(|reason| Error::Checkpoint { problem: format!("its state cannot be written: {reason}") })
     }
 
-    fn resume(&mut self, state: &Value, _: Position) -> Result<()> {
+    fn resume(&mut self, state: &Value, at: Position) -> Result<()> {
+        self.begun = at.batch;
         Ok(self.loader.sampler_mut().resume(&sampler_state(state)?)?)
     }
 
-    fn regroup(&mut self, comm: &dyn Communicator, at: Position, taken: usize) -> Result<()> {
-        let state = self.sampler_position(at, taken);
+    fn regroup(&mut self, comm: &dyn Communicator, at: Position) -> Result<()> {
+        let state = self.sampler_position(at);
         let (num_replicas, rank) = (comm.world_size(), comm.rank());
         let config = self.loader.sampler().config().clone();
         let mut sampler = DistributedSampler::new(DistributedSamplerConfig { num_replicas, rank, ..config })?;
         sampler.resume(&state)?;
         *self.loader.sampler_mut() = sampler;
+        self.begun = at.batch;
         Ok(())
     }
 
@@ -108,19 +124,15 @@ impl<D: Dataset + 'static, B: Send + 'static> Source for DataLoader<D, B, Random
     }
 
     fn batches(&mut self, _: Position) -> Result<Batches<B>> {
-        counted(self)
+        batches_of(self)
     }
 }
 
-fn counted<D, B, S>(loader: &mut DataLoader<D, B, S>) -> Result<Batches<B>>
+fn batches_of<D, B, S>(loader: &mut DataLoader<D, B, S>) -> Result<Batches<B>>
 where
     D: Dataset + 'static,
     B: Send + 'static,
     S: Sampler,
 {
-    let mut batches = loader.batches()?;
-    Ok(Box::new(std::iter::from_fn(move || {
-        let batch = batches.next()?;
-        Some(batch.map(|batch| (batch, batches.samples())).map_err(Error::from))
-    })))
+    Ok(Box::new(loader.batches()?.map(|batch| batch.map_err(Error::from))))
 }

@@ -115,8 +115,8 @@ pub trait Whole {
     fn latest(&self) -> Option<&(Position, Tensor)>;
 }
 
-/// The batches of an epoch, each with the number of samples that this rank has taken so far, including that batch.
-pub type Batches<B> = Box<dyn Iterator<Item = Result<(B, usize)>>>;
+/// The batches of an epoch.
+pub type Batches<B> = Box<dyn Iterator<Item = Result<B>>>;
 
 /// The source of a rank's batches.
 pub trait Source {
@@ -137,13 +137,12 @@ pub trait Source {
     /// An order that cannot be computed.
     fn batches(&mut self, at: Position) -> Result<Batches<Self::Batch>>;
 
-    /// Returns the position in the data; `taken` is the number of samples that this rank has taken since the epoch
-    /// began or was resumed.
+    /// Returns the position in the data, for [`resume`](Self::resume).
     ///
     /// # Errors
     /// A state that cannot be serialized.
-    fn state(&self, at: Position, taken: usize) -> Result<Value> {
-        let _ = (at, taken);
+    fn state(&self, at: Position) -> Result<Value> {
+        let _ = at;
         Ok(Value::Null)
     }
 
@@ -160,8 +159,8 @@ pub trait Source {
     ///
     /// # Errors
     /// Data that cannot be redistributed.
-    fn regroup(&mut self, comm: &dyn Communicator, at: Position, taken: usize) -> Result<()> {
-        let _ = (comm, at, taken);
+    fn regroup(&mut self, comm: &dyn Communicator, at: Position) -> Result<()> {
+        let _ = (comm, at);
         Ok(())
     }
 

@@ -73,7 +73,7 @@ impl Command for DdpTransformerOptions {
             (self.sizes.dropout > 0.0).then_some(StepRandom { generator: random, seed: self.common.seed });
         let model = DataParallel::new(ddp, optimizer, next_token_loss, &variables.map)
             .drawing(random, rank.comm.rank());
-        let epochs = Epochs { reshuffle: self.reshuffle, ..Epochs::new(loader) };
+        let epochs = Epochs::new(loader).reshuffling(self.reshuffle);
         let mut losses = Losses(|step: &Step<'_>, loss: f32| {
             let loss = Float(loss.into());
             step.say(format_args!("Epoch {}, Batch {}, Loss: {loss}", step.epoch, step.batch))

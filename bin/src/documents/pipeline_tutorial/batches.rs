@@ -17,7 +17,7 @@ impl Source for Batches {
 
     fn batches(&mut self, at: Position) -> Result<trainer::Batches<Batch>> {
         let left: Vec<Batch> = self.0.iter().skip(at.batch).cloned().collect();
-        Ok(Box::new(left.into_iter().map(|batch| Ok((batch, 0)))))
+        Ok(Box::new(left.into_iter().map(Ok)))
     }
 
     fn changed(&self, then: usize) -> String {

@@ -170,8 +170,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             let of_new = comm.world_ranks().iter().zip(stages).filter(|(_, stage)| *stage == RankPhase::New);
             new = of_new.map(|(number, _)| *number).collect();
         }
-        self.source.regroup(&**comm, self.at, self.taken)?;
-        self.taken = 0;
+        self.source.regroup(&**comm, self.at)?;
         self.whole()?.regroup(comm.clone())?;
         self.make_first_the_reporter(rank, run)?;
         if self.at.epoch > at.epoch {

@@ -52,7 +52,7 @@ impl Source for Batches {
 
     fn batches(&mut self, at: Position) -> Result<trainer::Batches<(Tensor, Tensor)>> {
         let mut all = self.clone();
-        Ok(Box::new((at.step..self.steps).map(move |_| Ok((all.next()?, 0)))))
+        Ok(Box::new((at.step..self.steps).map(move |_| all.next())))
     }
 
     /// Skips the batches of completed steps by generating them again.

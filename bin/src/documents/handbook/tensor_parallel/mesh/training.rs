@@ -149,7 +149,7 @@ fn further_steps(
     let batches: Vec<_> = epochs.batches(Position::default())?.collect::<Result<_>>()?;
     let (mut batches, mut at) = (batches.iter().cycle(), Position::default());
     let mut step = |divided: &mut dyn Strategy<Batch = Vec<usize>>| -> Result<()> {
-        if let Some((batch, _)) = batches.next() {
+        if let Some(batch) = batches.next() {
             divided.step(at, batch)?.map(|loss| loss.to_scalar::<f32>()).transpose()?;
             at.step += 1;
         }
@@ -178,7 +178,7 @@ fn epochs<T: Task>(
     })?;
     let config = DataLoaderConfig { batch_size, ..DataLoaderConfig::default() };
     let loader = DataLoader::new(Arc::new((0..samples).collect()), sampler, Ok, config)?;
-    Ok(Epochs { ranks: "{} data-parallel ranks", ..Epochs::new(loader) })
+    Ok(Epochs::new(loader).over("{} data-parallel ranks"))
 }
 
 /// Builds the model on a mesh, with its optimizer.
