@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::console::note;
 use crate::error::Error;
-use crate::rank::RankPhase;
+use crate::rank::{RankPhase, have_come};
 use crate::run_log::RunLog;
 use comm::{Communicator, all_gather_object};
 use girandole::Parallel;
@@ -263,15 +263,10 @@ impl Observer<CausalLm> for TrainObserver<'_> {
 /// Describes a change of the group, such as `rank 3 has come; 3 ranks go on after step 12`.
 fn describe(Regrouping { before, world, layout, lost, .. }: &Regrouping<'_>, step: usize) -> String {
     let is_new = |number: &&usize| !before.world_ranks().contains(number);
-    let new: Vec<String> =
-        world.world_ranks().iter().filter(is_new).map(|number| format!("rank {number}")).collect();
+    let new: Vec<usize> = world.world_ranks().iter().filter(is_new).copied().collect();
     let lost = lost.map(|lost| format!("{lost}; ")).unwrap_or_default();
-    let (come, ranks) = (new.join(" and "), world.world_size());
-    let come = match new.len() {
-        0 => String::new(),
-        1 => format!("{come} has come; "),
-        _ => format!("{come} have come; "),
-    };
+    let come = if new.is_empty() { String::new() } else { format!("{}; ", have_come(&new)) };
+    let ranks = world.world_size();
     let of = if ranks < before.world_size() { format!(" of {}", before.world_size()) } else { String::new() };
     let go = match (ranks, of.is_empty()) {
         (1, true) => "rank goes on",

@@ -148,6 +148,12 @@ impl RankPhase {
     }
 }
 
+/// Says that these ranks have joined a running job.
+pub(crate) fn have_come(new: &[usize]) -> String {
+    let names: Vec<String> = new.iter().map(|number| format!("rank {number}")).collect();
+    format!("{} {} come", names.join(" and "), if new.len() == 1 { "has" } else { "have" })
+}
+
 /// One process of a job.
 #[derive(Debug)]
 pub struct Rank {

@@ -121,11 +121,6 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         self.strategy
     }
 
-    /// Returns the position of the next batch.
-    pub fn position(&self) -> Position {
-        self.at
-    }
-
     /// Enables checkpoints: call it on every rank if each saves a part, else on one rank only. In that case, buffers
     /// that differ between ranks (running statistics) all become those of the writing rank after a resume.
     pub fn keep_checkpoints(&mut self, schedule: CheckpointSchedule) {

@@ -11,7 +11,7 @@ use crate::agreement::RunningJob;
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::options::ElasticRanks;
-use crate::rank::{Rank, RankPhase};
+use crate::rank::{Rank, RankPhase, have_come};
 
 use super::Run;
 use crate::trainer::newcomer::ahead;
@@ -93,7 +93,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             error = match gone_on {
                 Ok(()) => {
                     if rank.is_first() && rank.stage == RankPhase::AtWork {
-                        let Position { epoch, batch, step } = self.position();
+                        let Position { epoch, batch, step } = self.at;
                         let ranks = if left == 1 { "1 rank".to_string() } else { format!("{left} ranks") };
                         note(format_args!(
                             "{lost}; {ranks} of {} go on at epoch {epoch}, batch {batch} (step {step}), after {:.3} s",
@@ -115,14 +115,9 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         run: &mut Run<'_, '_>,
         lost: &comm::Error,
     ) -> Result<()> {
-        let wait_time = rank.newcomers_within.filter(|_| rank.stage == RankPhase::AtWork);
-        let (Some(ElasticRanks { min, max }), Some(wait_time)) = (run.config.elastic, wait_time) else {
-            return Ok(());
-        };
-        while rank.comm.world_size() < min {
-            if wait_for_new_ranks(&*rank.comm, wait_time, larger(&*rank.comm, max))?.is_none() {
-                return Err(Error::TooFewRanks { left: rank.comm.world_size(), min, lost: lost.clone() });
-            }
+        let within = rank.newcomers_within.filter(|_| rank.stage == RankPhase::AtWork);
+        let Some(ElasticRanks { min, max }) = run.config.elastic else { return Ok(()) };
+        while wait_for_new_ranks(&*rank.comm, min, within, Some(lost), larger(&*rank.comm, max))?.is_some() {
             self.logged = self.at.step;
             self.admit_newcomers(rank, run)?;
         }
@@ -191,13 +186,10 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         self.share(&*rank.comm, own, 0, false)?;
         self.whole()?.check()?;
         if rank.is_first() {
-            let Position { epoch, batch, step } = self.position();
-            let names: Vec<String> = new.iter().map(|number| format!("rank {number}")).collect();
-            let has = if new.len() == 1 { "has" } else { "have" };
+            let (Position { epoch, batch, step }, ranks) = (self.at, rank.comm.world_size());
             note(format_args!(
-                "{} {has} come; {} ranks go on at epoch {epoch}, batch {batch} (step {step})",
-                names.join(" and "),
-                rank.comm.world_size()
+                "{}; {ranks} ranks go on at epoch {epoch}, batch {batch} (step {step})",
+                have_come(new)
             ));
         }
         Ok(())
@@ -206,7 +198,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// Synchronizes the ranks if some have completed a step that others have not: these get the state of the first
     /// rank that has.
     fn catch_up(&mut self, comm: &dyn Communicator, run: &mut Run<'_, '_>) -> Result<()> {
-        let steps: Vec<Option<usize>> = all_gather_object(comm, &Some(self.position().step))?;
+        let steps: Vec<Option<usize>> = all_gather_object(comm, &Some(self.at.step))?;
         let Some(ahead) = ahead(&steps) else { return Ok(()) };
         let own = match comm.rank() == ahead {
             true => Some(self.state(&run.config.run, &mut run.logged)?),

@@ -12,7 +12,7 @@ use training::build::Model;
 use self::progress::{Holders, Progress, RanksProgress, state_lost, staying};
 use super::checkpoints::Complete;
 use super::consistency::check_equal_on_all_ranks;
-use super::{Observer, ObserverState, Regrouping, Replacement, Trainer};
+use super::{Observer, ObserverState, Regrouping, Trainer};
 use crate::agreement::all_agree;
 use crate::{Error, Layout, Result};
 use strategy::DistributedModel;
@@ -215,19 +215,9 @@ impl<M: Model> Trainer<'_, M> {
 
     /// Waits for new ranks, if these are too few. Returns the number of ranks with them, or `None` if these are enough.
     fn wait_for_replacements(&self, lost: Option<&comm::Error>) -> Result<Option<usize>> {
-        let (left, fewest) = (self.job.world.world_size(), self.config.fewest_ranks.unwrap_or(1));
-        let Some(Replacement { within, .. }) = self.config.replacement.filter(|_| left < fewest) else {
-            return Ok(None);
-        };
-        let ranks = wait_for_new_ranks(&*self.job.world, within, |waiting| self.larger(waiting))?;
-        match (ranks, lost) {
-            (Some(ranks), _) => Ok(Some(ranks)),
-            (None, Some(lost)) => Err(Error::TooFewRanks { left, fewest, lost: lost.clone() }),
-            (None, None) => {
-                let help = format!("no other has come within {} s", within.as_secs());
-                Err(Error::invalid("the ranks", left, help))
-            }
-        }
+        let (fewest, replacement) = (self.config.fewest_ranks.unwrap_or(1), self.config.replacement);
+        let within = replacement.map(|replacement| replacement.within);
+        wait_for_new_ranks(&*self.job.world, fewest, within, lost, |waiting| self.larger(waiting))
     }
 
     /// Continues in another group, with the state of the ranks that have done most steps.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use candle_core::{Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp};
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// Polling interval of ranks that are too few and wait for new ones.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -26,21 +26,35 @@ pub fn size_with_new_ranks(
     Ok(admits(waiting))
 }
 
-/// Waits until [`size_with_new_ranks`] returns a number, or the first rank has waited this long. Every rank of `world` must call it.
+/// Waits for new ranks if there are fewer than `fewest`, and some can come `within` a time, counted on the first rank. Returns the
+/// number of ranks with them, as [`size_with_new_ranks`] does; `None` if there was nothing to wait for. `lost` is the loss that made
+/// them fewer. Every rank of `world` must call it.
 ///
 /// # Errors
-/// Those of [`size_with_new_ranks`].
+/// Those of [`size_with_new_ranks`]; no rank has come in time.
 pub fn wait_for_new_ranks(
     world: &dyn Communicator,
-    within: Duration,
+    fewest: usize,
+    within: Option<Duration>,
+    lost: Option<&comm::Error>,
     admits: impl Fn(usize) -> Option<usize>,
 ) -> Result<Option<usize>> {
-    let began = Instant::now();
+    let (began, left) = (Instant::now(), world.world_size());
+    let Some(within) = within.filter(|_| left < fewest) else { return Ok(None) };
     loop {
         let (waiting, is_late) = waiting_ranks(world, began.elapsed() > within)?;
         let size = admits(waiting);
-        if size.is_some() || is_late {
+        if size.is_some() {
             return Ok(size);
+        }
+        if is_late {
+            return Err(match lost {
+                Some(lost) => Error::TooFewRanks { left, fewest, lost: lost.clone() },
+                None => {
+                    let help = format!("no other has come within {} s", within.as_secs());
+                    Error::invalid("the ranks", left, help)
+                }
+            });
         }
         std::thread::sleep(POLL_INTERVAL);
     }
