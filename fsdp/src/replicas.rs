@@ -1,6 +1,6 @@
 //! Checks that replicas of the shards are still equal.
 
-use strategy::check_replicas;
+use strategy::{Replicas, check_replicas};
 
 use crate::{Fsdp, Result};
 
@@ -20,8 +20,9 @@ impl<M> Fsdp<M> {
     pub fn check_parameters(&self) -> Result<()> {
         let core = self.core();
         core.between_passes(|| {
-            let shards = core.params().map(|param| (&*param.name, param.shard.as_tensor())).collect();
-            Ok(check_replicas(&[&*core.groups.world], &[(core.groups.dp.as_deref(), shards)])?)
+            let tensors = core.params().map(|param| (&*param.name, param.shard.as_tensor())).collect();
+            let replicas = Replicas { among: core.groups.dp.as_deref(), tensors };
+            Ok(check_replicas(&[&*core.groups.world], &[replicas])?)
         })
     }
 }

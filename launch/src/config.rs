@@ -5,11 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::ExitKind;
 use comm::{Result, Secret, Tls};
 
 use crate::logs::{LogFile, Stream};
-use crate::{ElasticJob, LogConfig, MasterPort, Notes};
+use crate::{ElasticJob, ExitKind, LogConfig, MasterPort, Notes};
 
 /// Configuration of [`spawn`](super::spawn).
 ///

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::{EXIT_CHECKPOINTED, ExitKind};
 use comm::EXIT_PEER_FAILED;
 use signal_hook::consts::{SIGKILL, SIGTERM};
+
+use crate::{EXIT_CHECKPOINTED, ExitKind};
 
 /// When a process dies, its connections close a little before its end can be observed, and a peer may fail and end
 /// first because of it. SIGKILL comes from outside, never from a peer's death: it takes precedence for this long.

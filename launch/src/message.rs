@@ -1,7 +1,8 @@
 //! Messages between the launchers of a job.
 
-use crate::{ExitKind, NodeName, WorkerFailure};
 use serde::{Deserialize, Serialize};
+
+use crate::{ExitKind, NodeName, WorkerFailure};
 
 /// Maximum message size in bytes: the last lines of a rank, each character of them escaped.
 pub(super) const MAX_MESSAGE: usize = 512 << 10;

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use crate::{Error, ExitKind, Result, WorkerFailure, signal_name};
 use comm::EXIT_PEER_FAILED;
 
 use super::elastic::JobFolder;
@@ -18,8 +17,8 @@ use super::reaper::Reaper;
 use super::signals::StopSignal;
 use super::start;
 use super::supervise::{Finished, Supervisor};
-use crate::SpawnConfig;
 use crate::message::{Ending, JobOutcome, NodeMessage, Order, Round};
+use crate::{Error, ExitKind, Result, SpawnConfig, WorkerFailure, signal_name};
 
 /// The report of each rank, by local rank.
 type Reports = Vec<Option<String>>;

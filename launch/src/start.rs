@@ -8,7 +8,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use crate::ExitKind;
 use comm::launcher::{LISTENER, LISTENER_STDIN};
 use comm::{Error, Result};
 use rustix::process::{Pid, Signal, kill_process};
@@ -20,8 +19,8 @@ use super::reaper::Reaper;
 use super::reserved::ReservedPort;
 use super::signals::FORWARDED_SIGNALS;
 use super::watch::Watch;
-use crate::SpawnConfig;
 use crate::platform::{program, tie, unblocked};
+use crate::{ExitKind, SpawnConfig};
 
 /// The process of one rank.
 pub(super) struct Worker {

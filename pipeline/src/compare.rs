@@ -1,7 +1,7 @@
 //! The check that replicated parameters are equal.
 
 use candle_core::{Tensor, Var};
-use strategy::{DistributedModel, check_replicas};
+use strategy::{DistributedModel, Replicas, check_replicas};
 
 use crate::{Pipeline, Result};
 
@@ -28,11 +28,12 @@ impl Pipeline {
         };
         let groups = self.groups();
         let mut held = vec![
-            (groups.dp.as_deref(), all(&|_| true)),
-            (groups.tp.as_deref(), all(&|var| !divided.contains_key(&var.id()))),
+            Replicas { among: groups.dp.as_deref(), tensors: all(&|_| true) },
+            Replicas { among: groups.tp.as_deref(), tensors: all(&|var| !divided.contains_key(&var.id())) },
         ];
         for (tied, among) in self.ties().iter().map(|tie| tie.local_and_group()) {
-            held.push((among, all(&|var| tied.first().is_some_and(|tied| tied.id() == var.id()))));
+            let tensors = all(&|var| tied.first().is_some_and(|tied| tied.id() == var.id()));
+            held.push(Replicas { among, tensors });
         }
         Ok(check_replicas(&groups.all().collect::<Vec<_>>(), &held)?)
     }

@@ -11,6 +11,7 @@ pub mod checkpoint;
 mod error;
 mod keep_alive;
 mod norm;
+mod parameter_difference;
 mod piece;
 mod region;
 mod replicas;
@@ -33,9 +34,10 @@ pub use agreement::{all_agree, all_agree_with, first_of};
 pub use average::{BucketAverage, average_gradients};
 pub use error::{Error, Result};
 pub use keep_alive::with_keep_alive;
+pub use parameter_difference::ParameterDifference;
 pub use piece::Piece;
 pub use region::Region;
-pub use replicas::{ParameterDifference, check_replicas};
+pub use replicas::{Replicas, check_replicas};
 
 /// A model on several ranks, each of which holds some elements of its parameters.
 ///

@@ -2,46 +2,21 @@
 //! element.
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
-use serde::{Deserialize, Serialize};
-
-use crate::{Error, first_of};
-
 use comm::internal::{Digest, all_gather_words, odd_one};
 use comm::{Communicator, Operation, Result};
 
-/// The first parameter that is not the same on every rank. Ranks are those of the whole job.
-#[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
-#[error(
-    "parameter {parameter} is not the same on every rank: at {index:?} rank {odd_rank} has {odd}, and rank {rank} has \
-     {expected} ({differing} of {elements} elements differ); other values than rank {rank}: ranks {odd_ranks:?}; parameters \
-     stay equal where every rank gives its optimizer what the model's own backward (`backward`, `join`, `step`) returns, clipped, \
-     if at all, by the model's own `clip_grad_norm`, and changes them in no other way"
-)]
-#[non_exhaustive]
-pub struct ParameterDifference {
-    /// The name of the parameter. Those before it, in order of construction, are equal.
-    pub parameter: String,
-    /// A rank that differs from most others.
-    pub odd_rank: usize,
-    /// Its value of the element at `index`.
-    pub odd: String,
-    /// A rank to compare it with.
-    pub rank: usize,
-    /// That rank's value.
-    pub expected: String,
-    /// The index, by dim, of the first element in which these two ranks differ.
-    pub index: Vec<usize>,
-    /// The number of elements in which they differ.
-    pub differing: usize,
-    /// The number of elements of the parameter.
-    pub elements: usize,
-    /// All ranks that differ from `rank` in this parameter.
-    pub odd_ranks: Vec<usize>,
+use crate::{Error, ParameterDifference, first_of};
+
+/// Tensors of floats that several ranks hold.
+#[derive(Debug)]
+pub struct Replicas<'a> {
+    /// These ranks; `None` for this rank alone.
+    pub among: Option<&'a dyn Communicator>,
+    /// The tensors with their names: of the same shapes, in the same order on all these ranks.
+    pub tensors: Vec<(&'a str, &'a Tensor)>,
 }
 
-/// Checks that ranks hold the same values, bit for bit. `held` has groups of ranks, and the tensors of floats that should be the
-/// same on all ranks of each: of the same shapes, in the same order, with names. `None` stands for a group of this rank alone.
-/// `all` are the groups that together are all ranks; none if the one group in `held` has them all. Call on every rank.
+/// Checks that ranks hold the same values, bit for bit. `all` are the groups that together are all ranks; none if the one group in `held` has them all. Call on every rank.
 ///
 /// # Cost
 /// One pass over the tensors, and all-gathers of a few bytes. Only where they differ: 8 bytes for each tensor, then a
@@ -52,12 +27,12 @@ pub struct ParameterDifference {
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use comm::{Communicator, Local};
-/// use strategy::check_replicas;
+/// use comm::Local;
+/// use strategy::{Replicas, check_replicas};
 ///
 /// let messages = Local::run(3, |comm| {
 ///     let bias = Tensor::new(&[0f32, if comm.rank() == 2 { 0.5 } else { 0.25 }], &Device::Cpu)?;
-///     let checked = check_replicas(&[], &[(Some(comm as &dyn Communicator), vec![("bias", &bias)])]);
+///     let checked = check_replicas(&[], &[Replicas { among: Some(comm), tensors: vec![("bias", &bias)] }]);
 ///     Ok(checked.map_err(|error| error.to_string()).unwrap_err())
 /// })?;
 /// assert!(messages[0].starts_with(
@@ -65,12 +40,9 @@ pub struct ParameterDifference {
 /// ));
 /// # Ok::<(), comm::Error>(())
 /// ```
-pub fn check_replicas(
-    all: &[&dyn Communicator],
-    held: &[(Option<&dyn Communicator>, Vec<(&str, &Tensor)>)],
-) -> crate::Result<()> {
+pub fn check_replicas(all: &[&dyn Communicator], held: &[Replicas<'_>]) -> crate::Result<()> {
     let mut found = None;
-    for (among, tensors) in held {
+    for Replicas { among, tensors } in held {
         // Whatever is found: the other ranks of each group wait for this one.
         let differs = among.map_or(Ok(None), |among| parameter_difference(among, tensors))?;
         found = found.or(differs);

@@ -1,7 +1,7 @@
 //! The check that replicated parameters are equal.
 
 use candle_core::Tensor;
-use strategy::check_replicas;
+use strategy::{Replicas, check_replicas};
 
 use crate::{Result, Split, TensorParallel};
 
@@ -23,7 +23,10 @@ impl<M> TensorParallel<M> {
             let same = self.parameters().iter().filter(|p| (p.split() == Split::Whole) == is_whole);
             same.map(|parameter| (parameter.name(), parameter.var().as_tensor())).collect()
         };
-        let held = [(Some(self.world()), of(true)), (self.dp().map(|dp| &**dp), of(false))];
+        let held = [
+            Replicas { among: Some(self.world()), tensors: of(true) },
+            Replicas { among: self.dp().map(|dp| &**dp), tensors: of(false) },
+        ];
         Ok(check_replicas(&[self.world()], &held)?)
     }
 }

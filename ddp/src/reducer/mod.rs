@@ -12,6 +12,7 @@ use std::time::Instant;
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use comm::Communicator;
+use strategy::{Replicas, check_replicas};
 use training::internal::{BackwardOwner, backward_of, backward_owner};
 
 use crate::buckets::{Buckets, Gradient};
@@ -117,9 +118,9 @@ impl Reducer {
     pub(crate) fn check_parameters(&self, parameters: &[Parameter]) -> Result<()> {
         let _turn = lock(&self.turn);
         self.check()?;
-        let tensors: Vec<_> =
+        let tensors =
             parameters.iter().map(|parameter| (parameter.name(), parameter.var().as_tensor())).collect();
-        Ok(strategy::check_replicas(&[], &[(Some(self.comm()), tensors)])?)
+        Ok(check_replicas(&[], &[Replicas { among: Some(self.comm()), tensors }])?)
     }
 
     /// Returns the first failure of an earlier call.

@@ -12,9 +12,10 @@ mod values;
 
 use std::ffi::OsString;
 
-use crate::{Error, LogConfig, MasterPort, Result, SpawnConfig};
 use comm::Secret;
 use comm::launcher::without_brackets;
+
+use crate::{Error, LogConfig, MasterPort, Result, SpawnConfig};
 
 use pet::Pet;
 use program::Program;

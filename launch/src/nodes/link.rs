@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use crate::NodeName;
 use comm::launcher::{Connection, lock};
 use comm::{Error, Result};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::connection::{Limit, NodeConnection, send, warn_silent};
 use super::coordinator::Coordinator;
+use crate::NodeName;
 use crate::event::Event;
 use crate::message::{JobOutcome, MAX_MESSAGE, NodeMessage, Order};
 use crate::platform::socket::end_when_unconfirmed;

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use crate::{ExitKind, WorkerFailure};
 use comm::EXIT_PEER_FAILED;
+
+use crate::{ExitKind, WorkerFailure};
 
 /// A rank's failure.
 #[derive(Debug, Clone)]

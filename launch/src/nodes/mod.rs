@@ -16,7 +16,6 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::{Error, NodeName, Result};
 use comm::internal::host_name;
 use comm::launcher::{self, Connection, addresses, local_address_towards, lock, without_brackets};
 use comm::{InitMethod, TcpConfig, Tls, Transport};
@@ -25,7 +24,7 @@ use super::environment::BIND;
 use super::event::Event;
 use super::message::{NodeMessage, Round};
 use super::random::random_hex;
-use crate::SpawnConfig;
+use crate::{Error, NodeName, Result, SpawnConfig};
 
 use connection::Limit;
 use coordinator::Coordinator;

@@ -6,7 +6,6 @@ mod outcome;
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
-use crate::{Error, ExitKind, Result, WorkerFailure};
 use comm::EXIT_PEER_FAILED;
 use rustix::process::Signal;
 use signal_hook::consts::SIGPIPE;
@@ -19,8 +18,8 @@ use super::forward::{Captured, Output};
 use super::nodes::Nodes;
 use super::signals::StopSignal;
 use super::start::{Worker, Workers};
-use crate::SpawnConfig;
 use crate::message::{NodeMessage, Order};
+use crate::{Error, ExitKind, Result, SpawnConfig, WorkerFailure};
 
 /// Time between SIGTERM and SIGKILL for ranks that a job which is done does not need.
 const TERM_TIME: Duration = Duration::from_millis(300);

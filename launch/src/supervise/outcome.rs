@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use crate::{Error, ExitKind, Result, WorkerFailure};
 use comm::EXIT_PEER_FAILED;
 
 use super::{SIGNAL_TIME, Supervisor};
@@ -10,6 +9,7 @@ use crate::event::Event;
 use crate::failure::{Ended, first_cause};
 use crate::forward::Captured;
 use crate::signals::{STOP_SIGNALS, StopSignal};
+use crate::{Error, ExitKind, Result, WorkerFailure};
 
 impl Supervisor<'_> {
     /// Returns the rank that is the first cause of the job's failure, and how many others failed. A rank that only names a

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::together::complete_together;
 use comm::Communicator;
 use training::{Checkpoint, Checkpoints, FileHash};
 
 use super::Snapshot;
 use super::manifest::Manifest;
 use super::snapshot::SnapshotParts;
+use super::together::complete_together;
 use crate::agreement::{gather, rank_and_count};
 use crate::{Error, Result, with_keep_alive};
 

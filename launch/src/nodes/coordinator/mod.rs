@@ -3,12 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::{ExitKind, NodeName, WorkerFailure};
 use comm::EXIT_PEER_FAILED;
 
 use super::losses::{Failed, Losses};
 use crate::failure::KILL_PRECEDENCE;
 use crate::message::{Ending, JobOutcome, NodeMessage, Order, Round};
+use crate::{ExitKind, NodeName, WorkerFailure};
 
 const SIGKILL: ExitKind = ExitKind::Signal(9);
 
