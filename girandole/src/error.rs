@@ -105,6 +105,9 @@ pub enum Error {
     /// An error of `tensor_parallel`.
     #[error(transparent)]
     TensorParallel(#[from] tensor_parallel::Error),
+    /// Rows that cannot be divided over the ranks of `cp`.
+    #[error(transparent)]
+    ContextParallel(#[from] context_parallel::Error),
     /// An error of `pipeline`.
     #[error(transparent)]
     Pipeline(#[from] pipeline::Error),

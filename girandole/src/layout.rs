@@ -25,7 +25,8 @@ pub struct Layout {
     pub dp: usize,
     /// Ranks that each keep a shard of every parameter (FSDP).
     pub shard: usize,
-    /// Reserved for context parallelism; 1.
+    /// Ranks that divide each row by position (context parallelism). Parameters are copies along it, or with `shard` divided along
+    /// both together.
     pub cp: usize,
     /// Ranks that divide each layer (tensor parallelism).
     pub tp: usize,
@@ -59,14 +60,23 @@ impl Layout {
         self.dp.saturating_mul(self.shard)
     }
 
+    /// The layout of the parameters: ranks along `cp`, which have the same rows, are shards of them if there are any, otherwise
+    /// copies. Ranks have the same numbers in it.
+    pub(crate) fn of_parameters(&self) -> Self {
+        match self.shard {
+            1 => Self { dp: self.dp.saturating_mul(self.cp), cp: 1, ..*self },
+            _ => Self { shard: self.shard.saturating_mul(self.cp), cp: 1, ..*self },
+        }
+    }
+
     /// Whether training can continue in this layout when a rank is lost: another rank holds the same part of the model, or
-    /// checkpoints do. `pp` and `tp` keep their sizes.
+    /// checkpoints do. `pp`, `cp` and `tp` keep their sizes.
     pub fn survives_loss(&self, has_checkpoints: bool) -> bool {
         self.dp > 1 || (self.shard > 1 && has_checkpoints)
     }
 
     /// Returns the layout in which most of `ranks` ranks can continue, with batches of so many rows in so many
-    /// micro-batches: with the same `pp` and `tp`, and smaller `dp` and `shard`. If possible, a rank holds no more than
+    /// micro-batches: with the same `pp`, `cp` and `tp`, and smaller `dp` and `shard`. If possible, a rank holds no more than
     /// before, and if there were copies of the model, there still are. `None` if there are too few ranks.
     ///
     /// ```
@@ -89,7 +99,7 @@ impl Layout {
     /// # Ok::<(), girandole::Error>(())
     /// ```
     pub fn for_all(&self, ranks: usize, batch_size: usize, micro_batches: usize) -> Option<Self> {
-        let are_all = |data: usize| data.saturating_mul(self.pp).saturating_mul(self.tp) == ranks;
+        let are_all = |data: usize| Self { dp: data, shard: 1, ..*self }.ranks() == ranks;
         self.fewer(ranks, |data| are_all(data) && self.fits(data, batch_size, micro_batches))
             .or_else(|| self.for_fewer(ranks, batch_size, micro_batches))
     }
@@ -104,7 +114,7 @@ impl Layout {
     }
 
     fn fewer(&self, ranks: usize, fits: impl Fn(usize) -> bool) -> Option<Self> {
-        let most = ranks / self.pp.saturating_mul(self.tp);
+        let most = ranks / self.pp.saturating_mul(self.tp).saturating_mul(self.cp);
         let of = |data: usize| {
             let shard = (self.shard..=data).find(|shard| data.is_multiple_of(*shard)).unwrap_or(data);
             Self { dp: data / shard, shard, ..*self }
@@ -164,6 +174,8 @@ mod tests {
             ("dp=2,tp=2", 3, 8, Some("tp=2")),
             ("pp=2,shard=2,tp=2", 7, 8, Some("pp=2,tp=2")),
             ("pp=2,shard=2,tp=2", 3, 8, None),
+            ("dp=3,cp=2", 5, 12, Some("dp=2,cp=2")),
+            ("cp=2", 1, 8, None),
         ] {
             assert_eq!(fewer(layout, ranks, batch).as_deref(), expected, "{layout} on {ranks}");
         }

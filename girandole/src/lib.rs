@@ -78,7 +78,8 @@ pub mod settings;
 pub mod trainer;
 
 pub use {
-    comm, ddp, fsdp, launch, models, ops, pipeline, report, sampler, strategy, tensor_parallel, training,
+    comm, context_parallel, ddp, fsdp, launch, models, ops, pipeline, report, sampler, strategy,
+    tensor_parallel, training,
 };
 
 pub use batch::Batch;

@@ -11,17 +11,12 @@ impl Layout {
     /// Checks that this is a layout for `ranks` ranks.
     ///
     /// # Errors
-    /// An axis of size 0; `cp` above 1; a product that is not the number of ranks. The error then suggests layouts with
+    /// An axis of size 0; a product that is not the number of ranks. The error then suggests layouts with
     /// that product.
     pub fn check(&self, ranks: usize) -> Result<()> {
         let refuse = |help: String| Err(Error::invalid("the layout", self, help));
         if let Some((name, _)) = self.axes().into_iter().find(|(_, size)| *size == 0) {
             return refuse(format!("give {name} at least 1"));
-        }
-        if self.cp != 1 {
-            return refuse(
-                "cp is reserved for context parallelism, which is not there yet: leave it out".into(),
-            );
         }
         if self.ranks() != ranks {
             let fitting = self.fitting(ranks).iter().map(Self::to_string).collect::<Vec<_>>().join("; ");
@@ -45,7 +40,7 @@ impl Layout {
         };
         let mut found: Vec<Self> = Vec::new();
         let alone = [Self::copies(ranks), Self { shard: ranks, ..Self::default() }];
-        for layout in ["dp", "shard", "tp", "pp"].into_iter().filter_map(fit).chain(alone) {
+        for layout in ["dp", "shard", "tp", "pp", "cp"].into_iter().filter_map(fit).chain(alone) {
             if !found.contains(&layout) {
                 found.push(layout);
             }
@@ -80,7 +75,7 @@ impl FromStr for Layout {
             }
             seen.push(name);
             let Some(axis) = layout.size_mut(name) else {
-                return refuse("the axes are pp, dp, shard and tp (shard is FSDP, dp is DDP)");
+                return refuse("the axes are pp, dp, shard, cp and tp (shard is FSDP, dp is DDP)");
             };
             match size.parse() {
                 Ok(number) if number > 0 => *axis = number,
@@ -104,7 +99,6 @@ mod tests {
         assert!(said.contains("its product is 4, and the job has 8 ranks"), "{said}");
         assert!(said.contains("pp=2,dp=2,tp=2") && said.contains("pp=2,shard=2,tp=2"), "{said}");
         assert!(line("tp=3", 4).contains("are for example tp=4"), "{}", line("tp=3", 4));
-        assert!(line("cp=2", 2).contains("reserved"));
         for text in ["pp", "pp=x", "pp=0", "zp=2", "pp=2,pp=2", "pp=-1"] {
             assert!(text.parse::<Layout>().is_err(), "{text}");
         }

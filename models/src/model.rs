@@ -47,20 +47,15 @@ impl Embedding {
         let (_, len) = tokens.dims2()?;
         let x = self.tokens.embed(tokens)?;
         let Some(table) = &self.positions else { return self.dropped.forward(&x) };
-        let (longest, own) = (table.dim(0)?, self.layers.positions(len)?);
+        let (context, rows) = (RowContext::current(), tokens.dim(0)?);
+        checked_longest(&context, offset.saturating_add(len), table.dim(0)?)?;
+        let own = self.layers.positions(len)?;
         let places = offset + own.start..offset + own.end;
-        let positions = match RowContext::current().documents {
-            Some(documents) => {
-                checked_longest(&documents, longest)?;
-                Tensor::from_vec(documents.positions(places), (documents.rows(), own.len()), table.device())?
-            }
-            None if offset.saturating_add(len) > longest => bail!(
-                "rows of {} tokens are longer than the model's {longest} positions",
-                offset.saturating_add(len)
-            ),
+        let positions = match context.positions("the position embedding", rows, places.clone())? {
+            Some(positions) => Tensor::from_vec(positions, (rows, own.len()), table.device())?,
             None => {
                 let places = places.map(|place| place as u32).collect();
-                Tensor::from_vec(places, (1, own.len()), table.device())?.repeat((tokens.dim(0)?, 1))?
+                Tensor::from_vec(places, (1, own.len()), table.device())?.repeat((rows, 1))?
             }
         };
         self.dropped.forward(&add(&x, &embedding(table, &positions)?)?)

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Device, Result, Tensor, bail};
-use ops::{Documents, Rotary, RotaryConfig, RowContext};
+use ops::{Rotary, RotaryConfig, RowContext};
 
 /// Table shared by all blocks. It grows on demand: a model for 131,072 positions is mostly used with fewer.
 #[derive(Debug, Clone)]
@@ -22,10 +22,8 @@ impl Positions {
 
     /// Rotates queries and keys whose first place in the row is `offset`; in each document positions begin at 0.
     pub(crate) fn apply(&self, [q, k]: [&Tensor; 2], offset: usize) -> Result<[Tensor; 2]> {
-        let end = match RowContext::current().documents {
-            Some(documents) => checked_longest(&documents, self.config.max_len)?,
-            None => offset.saturating_add(q.dim(1)?),
-        };
+        let end =
+            checked_longest(&RowContext::current(), offset.saturating_add(q.dim(1)?), self.config.max_len)?;
         let table = self.table(end, q.device())?;
         Ok([table.apply(q, offset)?, table.apply(k, offset)?])
     }
@@ -35,7 +33,6 @@ impl Positions {
         if let Some(table) = table.as_ref().filter(|table| table.config().max_len >= end) {
             return Ok(table.clone());
         }
-        // Positions beyond the model's limit are refused by the table.
         let max_len = end.next_power_of_two().max(FIRST).min(self.config.max_len);
         let grown = Rotary::new(&RotaryConfig { max_len, ..self.config.clone() }, device)?;
         *table = Some(grown.clone());
@@ -43,11 +40,14 @@ impl Positions {
     }
 }
 
-/// The length of the longest document, for which a model must have positions.
-pub(crate) fn checked_longest(documents: &Documents, max_len: usize) -> Result<usize> {
-    let longest = documents.longest();
-    if longest > max_len {
-        bail!("a document of {longest} tokens is longer than the model's {max_len} positions")
+/// The number of positions that a model must have for rows whose last place is before `end`.
+pub(crate) fn checked_longest(rows: &RowContext, end: usize, max_len: usize) -> Result<usize> {
+    let longest = rows.longest(end);
+    if longest <= max_len {
+        return Ok(longest);
     }
-    Ok(longest)
+    match rows.documents {
+        Some(_) => bail!("a document of {longest} tokens is longer than the model's {max_len} positions"),
+        None => bail!("rows of {longest} tokens are longer than the model's {max_len} positions"),
+    }
 }

@@ -113,6 +113,14 @@ pub enum Error {
         /// What does not fit, and what would.
         problem: String,
     },
+    /// Rows that are divided over ranks do not fit an operation.
+    #[error("{operation} of rows that are divided over ranks: {problem}")]
+    UnfitDivision {
+        /// The operation.
+        operation: &'static str,
+        /// What does not fit, and what would.
+        problem: String,
+    },
     /// Candle's own backward reached a part that is recomputed.
     #[error(
         "backward came to a part of the model that is computed again (ops::recompute) and has {variables} variables, whose \

@@ -71,4 +71,4 @@ pub use precision::{Precision, autocast};
 pub use recompute::{
     PartMember, backward, drawn, kept_result, recompute, recompute_cheap, recomputed_node, runs_in_part,
 };
-pub use rows::{Documents, RowContext, RowKeys};
+pub use rows::{DividedRows, Documents, PendingExchange, RowContext, RowExchange, RowKeys};

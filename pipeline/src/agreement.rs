@@ -11,6 +11,7 @@ use crate::links::Spec;
 use crate::{Error, Modules, PipelineConfig, Result, Table};
 
 const EXAMPLE: &str = "the example";
+const ROWS: &str = "the number of rows of the example";
 
 /// Compares the arguments of all ranks of a pipeline and its data-parallel replicas, and refuses those that cannot work.
 /// Every rank must call it.
@@ -26,6 +27,7 @@ pub(crate) fn check(
     let sizes = [
         ("the number of copies", others(&groups.dp).to_string()),
         ("the number of ranks that share a layer", others(&groups.tp).to_string()),
+        (EXAMPLE, example.map_or_else(|| "none".to_string(), |example| Spec::of(example).to_string())),
     ];
     let pp = &*groups.pp;
     compare(&sizes, |own| Ok(all_gather_object(pp, &own)?), pp.world_ranks()[pp.rank()])?;
@@ -36,7 +38,7 @@ pub(crate) fn check(
         ("the rank of each stage", format!("{:?}", table.owners)),
         ("the list of modules", modules.names().join(", ")),
         ("the split", format!("{:?}", config.split)),
-        (EXAMPLE, example.map_or_else(|| "none".to_string(), |example| Spec::of(example).to_string())),
+        (ROWS, rows_of(example)),
         ("the list of tied variables", format!("{:?}", config.tied)),
         ("the check for missing gradients", format!("{:?}", config.audit)),
         ("the bytes of a bucket", config.bucket_bytes.to_string()),
@@ -51,12 +53,15 @@ pub(crate) fn check(
 
 /// Compares the examples of all ranks. Every rank must call it.
 pub(crate) fn check_example(groups: &Groups, example: &Tensor) -> Result<()> {
-    let pp = &*groups.pp;
-    compare(
-        &[(EXAMPLE, Spec::of(example).to_string())],
-        |own| groups.gather(own),
-        pp.world_ranks()[pp.rank()],
-    )
+    let (pp, rank) = (&*groups.pp, groups.pp.world_ranks()[groups.pp.rank()]);
+    compare(&[(EXAMPLE, Spec::of(example).to_string())], |own| Ok(all_gather_object(pp, &own)?), rank)?;
+    compare(&[(ROWS, rows_of(Some(example)))], |own| groups.gather(own), rank)
+}
+
+/// Copies have as many rows each, which may be parts of other lengths (context parallelism).
+fn rows_of(example: Option<&Tensor>) -> String {
+    let rows = |example: &Tensor| example.dims().first().copied().unwrap_or(1).to_string();
+    example.map_or_else(|| "none".to_string(), rows)
 }
 
 /// A rank in the whole job, and its arguments.

@@ -121,7 +121,8 @@ fn rotation() {
                     let config = RotaryConfig { layout, ..RotaryConfig::new(6, 9) };
                     let rotary = Rotary::new(&config, t[0].device())?;
                     let documents = Documents::new(vec![vec![2, 4]; dims[0]])?;
-                    RowContext { documents: Some(documents), keys: None }.scope(|| rotary.apply(&t[0], 3))
+                    RowContext { documents: Some(documents), ..RowContext::default() }
+                        .scope(|| rotary.apply(&t[0], 3))
                 });
             }
         }

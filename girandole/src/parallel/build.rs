@@ -14,6 +14,7 @@ use tensor_parallel::{Shards, TensorParallelConfig, Weights};
 use training::build::{Builder, Model, RangeReader, Recompute, UnitPlace, UnitSource};
 use training::{LossScaler, OnMissingGradient};
 
+use super::axes::{Axes, length_of};
 use super::pieces::tie_roots;
 use super::stages::{PassedOn, Stages, WithoutLastUnit};
 use super::trained::trained;
@@ -32,7 +33,8 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
     /// own. `build` creates the model; with `pp` it is called several times, for one unit each.
     ///
     /// # Cost
-    /// One group for each axis, and one for the ranks of `dp` and `shard` together; the cost of the strategy.
+    /// One group for each axis, one for the ranks of `dp` and `shard` together, and with `cp` one for those that average gradients;
+    /// the cost of the strategy.
     ///
     /// # Errors
     /// A layout for another number of ranks; errors of `build` and of the strategy; failures of communication.
@@ -81,10 +83,10 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
         let remake: Remake<M> = Arc::new(move |comm, layout, config| {
             Self::build(comm, layout, &undrawn(&again), config, source.clone(), again.clone())
         });
-        check_config::<M>(config)?;
+        check_config::<M>(config, layout)?;
         let scaler = config.loss_scale.map(LossScaler::new).transpose()?;
-        let mesh = layout.mesh(comm)?;
-        let data = mesh.plane(&["dp", "shard"])?;
+        let axes = Axes::new(layout, comm, config.sequence_parallel)?;
+        let (mesh, averaged) = (&axes.of_parameters, &axes.averaged);
         let tensors = TensorParallelConfig {
             sequence_parallel: config.sequence_parallel,
             dtype: config.dtype,
@@ -98,7 +100,7 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
         }
         let ties = outline.ties();
         let roots = tie_roots(&ties);
-        let mut shards = Shards::new(&mesh, &tensors, weights)?;
+        let mut shards = Shards::new(mesh, &tensors, weights)?;
         if layout.pp > 1 {
             // Only stages create tied parameters twice.
             shards = shards.with_copies(roots.clone());
@@ -109,11 +111,15 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
             config.is_trained =
                 Some(Arc::new(move |name| is_trained(roots.get(name).map_or(name, String::as_str))));
         }
-        let model = make(layout, &mesh, &data, &shards, &config, &ties, move |builder| build(builder))?;
+        if let (Some(rows), Some(example)) = (&axes.context, &config.example) {
+            config.example = Some(rows.divide(length_of(example)?, None)?.part_of(example)?);
+        }
+        let of_parameters = layout.of_parameters();
+        let model =
+            make(&of_parameters, mesh, averaged, &shards, &config, &ties, move |builder| build(builder))?;
         let mut parallel = Self {
             layout: *layout,
-            mesh,
-            data,
+            axes,
             shards,
             model,
             config,
@@ -132,7 +138,7 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
 }
 
 /// Refuses a configuration that no layout can have with this model.
-fn check_config<M: Model>(config: &ParallelConfig) -> Result<()> {
+fn check_config<M: Model>(config: &ParallelConfig, layout: &Layout) -> Result<()> {
     if config.micro_batches == 0 {
         return Err(Error::invalid("micro_batches", 0, "give 1 or more"));
     }
@@ -142,6 +148,14 @@ fn check_config<M: Model>(config: &ParallelConfig) -> Result<()> {
     if config.sequence_parallel && !M::divides_sequences() {
         let help = "leave it out: this model may compute positions of a sequence together (Model::divides_sequences)";
         return Err(Error::invalid("ParallelConfig::sequence_parallel", true, help));
+    }
+    if layout.cp > 1 && !config.device.is_cpu() {
+        let help = "leave out cp: divided rows are computed on a CPU only, so far";
+        return Err(Error::invalid("the layout", layout, help));
+    }
+    if layout.cp > 1 && !M::divides_sequences() {
+        let help = "leave out cp: this model may compute positions of a sequence together (Model::divides_sequences)";
+        return Err(Error::invalid("the layout", layout, help));
     }
     if config.fsdp.mixed_precision.output_dtype.is_some() {
         let help = "leave it out: a model in a layout gives what its last unit gives";
@@ -169,7 +183,7 @@ fn undrawn(weights: &Weights) -> Weights {
 fn make<M: Model + Send + Sync + 'static>(
     layout: &Layout,
     mesh: &Mesh,
-    data: &Arc<dyn Communicator>,
+    averaged: &Arc<dyn Communicator>,
     shards: &Shards,
     config: &ParallelConfig,
     ties: &[(String, String)],
@@ -185,7 +199,7 @@ fn make<M: Model + Send + Sync + 'static>(
         let modules = Modules::of_units(build)?.buffers(&buffers);
         // Tied parameters start with equal values; those that are not trained keep them, and need no synchronization.
         let ties: Vec<_> = ties.iter().filter(|(first, _)| config.is_trained(first)).cloned().collect();
-        let stages = Stages::new(mesh, data, shards, config, &ties, &modules, passed_on)?;
+        let stages = Stages::new(mesh, averaged, shards, config, &ties, &modules, passed_on)?;
         return Ok(Kind::Stages(Box::new(stages)));
     }
     if layout.shard > 1 {
@@ -211,7 +225,7 @@ fn make<M: Model + Send + Sync + 'static>(
     let whole = shards.tensor_builder();
     let in_builder = |vb| build(Builder::new(trained(vb, whole.clone(), config)));
     if layout.dp > 1 {
-        return Ok(Kind::Copies(Ddp::new(data.clone(), whole.clone(), &config.ddp, in_builder)?));
+        return Ok(Kind::Copies(Ddp::new(averaged.clone(), whole.clone(), &config.ddp, in_builder)?));
     }
     let vars = VarMap::new();
     Ok(Kind::Whole { model: in_builder(shards.var_builder(&vars))?, vars, unaudited: true })

@@ -56,7 +56,7 @@ impl<M: Model> Parallel<M> {
         if let Kind::Stages(stages) = &self.model {
             stages.gather()?;
         }
-        config.act(self.mesh.world().rank() == 0, check.clone())?;
+        config.act(self.axes.mesh.world().rank() == 0, check.clone())?;
         Ok(check)
     }
 
@@ -73,7 +73,7 @@ impl<M: Model> Parallel<M> {
             pieces.iter().map(|piece| (piece.name.clone(), piece.region.dims.clone())).collect();
         // Only stages have different parameters.
         let mut all: Shapes =
-            all_gather_object(&**self.mesh.axis("pp")?, &own)?.into_iter().flatten().collect();
+            all_gather_object(&**self.axes.mesh.axis("pp")?, &own)?.into_iter().flatten().collect();
         all.sort();
         all.dedup_by(|(one, _), (other, _)| one == other);
         let parts = pieces.into_iter().filter_map(|piece| {

@@ -6,13 +6,14 @@ use candle_core::Tensor;
 use comm::Communicator;
 use training::build::Model;
 
+use super::axes::Axes;
 use super::{Kind, Parallel, ParallelConfig};
 use crate::{Error, Layout, Result};
 
 impl<M: Model> Parallel<M> {
     /// Whether every rank has a whole copy of the model.
     pub(crate) fn is_copied(&self) -> bool {
-        matches!(self.model, Kind::Copies(_)) && self.layout.tp == 1
+        matches!(self.model, Kind::Copies(_)) && self.layout.tp == 1 && self.layout.cp == 1
     }
 
     /// Continues with copies of the model in another group, such as the result of
@@ -25,15 +26,14 @@ impl<M: Model> Parallel<M> {
     /// # Errors
     /// A layout in which a rank has only a part of the model; failures of communication.
     pub fn regroup(&mut self, comm: Arc<dyn Communicator>) -> Result<()> {
-        let Kind::Copies(ddp) = &mut self.model else {
+        let (Kind::Copies(ddp), 1) = (&mut self.model, self.layout.cp) else {
             let help = "only copies (dp) continue in place; a Trainer with fewest_ranks moves parts to the ranks that are left";
             return Err(Error::invalid("the layout of a model that goes on", self.layout, help));
         };
         let layout = Layout::copies(comm.world_size());
-        let mesh = layout.mesh(comm)?;
-        let data = mesh.plane(&["dp", "shard"])?;
-        ddp.regroup(data.clone())?;
-        (self.layout, self.mesh, self.data, self.failed) = (layout, mesh, data, None);
+        let axes = Axes::new(&layout, comm, false)?;
+        ddp.regroup(axes.averaged.clone())?;
+        (self.layout, self.axes, self.failed) = (layout, axes, None);
         Ok(())
     }
 
@@ -47,7 +47,8 @@ impl<M: Model> Parallel<M> {
             }
             Ok(Tensor::zeros(dims, example.dtype(), example.device())?)
         };
-        let example = self.config.example.as_ref().map(of_example).transpose()?;
+        // With `cp`, this rank's example is a part of one; the first batch is the next.
+        let example = self.config.example.as_ref().filter(|_| layout.cp == 1).map(of_example).transpose()?;
         (self.remake)(comm, layout, &ParallelConfig { example, ..self.config.clone() })
     }
 }

@@ -97,7 +97,7 @@ impl<M: Model> Parallel<M> {
         if self.knows_documents || batch.documents.is_none() {
             return Ok(());
         }
-        if sum(&**self.mesh.axis("pp")?, (Documents::asked() - asked) as f64)? == 0.0 {
+        if sum(&**self.axes.mesh.axis("pp")?, (Documents::asked() - asked) as f64)? == 0.0 {
             let help = "the documents of a row would see each other: use ops::attention or ops::SelfAttention, or ask \
                         Documents::current() and mask";
             return Err(Error::invalid(
@@ -123,7 +123,8 @@ impl<M: Model> Parallel<M> {
     /// Divides a rank's share of a batch, and counts the targets of all ranks. Rows after the first `counted` do not count.
     pub(crate) fn prepare(&mut self, batch: Result<Batch>, counted: usize) -> Result<Prepared> {
         let prepared = batch.and_then(|batch| {
-            let parts = self.micro_batches(&batch, counted)?;
+            let (batch, rows) = self.axes.part_of(batch)?;
+            let parts = self.micro_batches(&batch, &rows, counted)?;
             Ok(Prepared { batch, parts, counted, total: 0, share: 0.0 })
         });
         let own = match &prepared {
@@ -131,14 +132,15 @@ impl<M: Model> Parallel<M> {
             // Signals the failure to the other ranks.
             Err(_) => f64::NAN,
         };
-        let total = sum(&*self.data, own)?;
+        let averaged = &*self.axes.averaged;
+        let total = sum(averaged, own)?;
         if total.is_nan() {
-            return all_agree(&*self.data, prepared);
+            return all_agree(averaged, prepared);
         }
         if total == 0.0 {
             return Err(Error::NoTargets);
         }
-        let (share, prepared) = (self.data.world_size() as f64 / total, prepared?);
+        let (share, prepared) = (averaged.world_size() as f64 / total, prepared?);
         self.take_example(&prepared.batch.input)?;
         Ok(Prepared { total: total as usize, share, ..prepared })
     }
@@ -156,7 +158,7 @@ impl<M: Model> Parallel<M> {
 
     /// Divides a rank's rows into micro-batches. Of one with rows that do not count, only the others are left; if none is
     /// left, all stay, without targets that count.
-    fn micro_batches(&self, batch: &Batch, counted: usize) -> Result<Vec<MicroBatch>> {
+    fn micro_batches(&self, batch: &Batch, of_all: &RowContext, counted: usize) -> Result<Vec<MicroBatch>> {
         let Batch { input, targets, documents } = batch;
         let count = self.config.micro_batches;
         let rows = input.dims().first().copied().unwrap_or(0);
@@ -178,7 +180,7 @@ impl<M: Model> Parallel<M> {
             let (got, help) = (documents.rows(), format!("the input has {rows} rows: give as many"));
             return Err(Error::invalid("the documents of a batch", format!("those of {got} rows"), help));
         }
-        let size = rows / count;
+        let (size, data) = (rows / count, &self.axes.data);
         let example = self.config.example.as_ref().and_then(|example| example.dims().first().copied());
         if let (Kind::Stages(_), Some(expected)) = (&self.model, example.filter(|expected| *expected != size))
         {
@@ -196,10 +198,9 @@ impl<M: Model> Parallel<M> {
             };
             let targets = of(targets)?;
             // Indices in the batch, whose rows are assigned to the ranks in turn.
-            let places = (begin..whole).map(|row| row * self.data.world_size() + self.data.rank());
+            let places = (begin..whole).map(|row| row * data.world_size() + data.rank());
             let keys = Some(RowKeys::new(self.config.seed, self.steps, places));
-            let documents = documents.as_ref().map(|documents| documents.part(begin..whole));
-            let rows = RowContext { keys, documents };
+            let rows = RowContext { keys, ..of_all.part(begin..whole) };
             let count = if is_counted { M::count(&targets)? } else { 0 };
             Ok(MicroBatch { input: of(input)?, count, targets, rows })
         };
@@ -208,13 +209,13 @@ impl<M: Model> Parallel<M> {
 
     /// Returns the number of parameters of the whole model, trained or not. Call on every rank.
     pub(crate) fn parameter_count(&self) -> Result<usize> {
-        Ok(sum(&**self.mesh.axis("pp")?, self.shards.elements() as f64)? as usize)
+        Ok(sum(&**self.axes.mesh.axis("pp")?, self.shards.elements() as f64)? as usize)
     }
 
     /// Sums the losses of all ranks; with a pipeline, those of its last stages.
     pub(crate) fn sum_of_all(&self, own: f64) -> Result<f64> {
-        let own = sum(&*self.data, own)?;
-        sum(&**self.mesh.axis("pp")?, own)
+        let own = sum(&*self.axes.averaged, own)?;
+        sum(&**self.axes.mesh.axis("pp")?, own)
     }
 }
 

@@ -1,5 +1,6 @@
 //! One model in any layout.
 
+mod axes;
 mod build;
 mod check_gradient;
 mod config;
@@ -32,6 +33,7 @@ pub use config::{IsTrained, ParallelConfig};
 pub(crate) use micro_batches::{MicroBatch, Prepared};
 pub use stages::StagesForward;
 
+use axes::Axes;
 use stages::Stages;
 use strategy::DistributedModel;
 
@@ -42,6 +44,7 @@ use strategy::DistributedModel;
 /// | none, `tp` | the plain model, with this rank's part of its layers |
 /// | `dp`, also with `tp` | [`Ddp`] |
 /// | `shard`, also with `dp` (hybrid) and `tp` | [`Fsdp`] |
+/// | `cp`, also with all others | as `dp`, or `shard` if there is one: attention exchanges keys and values ([`context_parallel`]) |
 /// | `pp`, also with all others | [`pipeline::Pipeline`]; gradients are averaged over `dp` and `shard` |
 ///
 /// With `pp`, `shard` divides the optimizer state and the update: each rank's stages are gathered at the beginning of a
@@ -51,9 +54,7 @@ use strategy::DistributedModel;
 /// As with the strategies: after a failure ranks are out of step, and every later call fails with the first cause.
 pub struct Parallel<M> {
     layout: Layout,
-    mesh: Mesh,
-    /// The group of ranks with different rows (`dp` and `shard`).
-    data: Arc<dyn Communicator>,
+    axes: Axes,
     pub(crate) shards: Shards,
     pub(crate) model: Kind<M>,
     config: ParallelConfig,
@@ -119,12 +120,13 @@ impl<M: Model> Parallel<M> {
 
     /// Returns the mesh, with the group along each axis.
     pub fn mesh(&self) -> &Mesh {
-        &self.mesh
+        &self.axes.mesh
     }
 
-    /// Returns the group of ranks with different rows; this rank's number in it is the index of its share of a batch.
+    /// Returns the group of ranks with different rows (`dp` and `shard`); this rank's number in it is the index of its share of a
+    /// batch.
     pub fn data_ranks(&self) -> &Arc<dyn Communicator> {
-        &self.data
+        &self.axes.data
     }
 
     /// Returns the configuration.
@@ -204,7 +206,7 @@ impl<M: Model> Parallel<M> {
         let vars = self.named_vars();
         let floats = vars.iter().filter(|(_, var)| var.dtype().is_float());
         let parameters = floats.map(|(name, var)| (name.as_str(), var.dims(), grads.get(var).is_some()));
-        Ok(self.config.audit.act("Parallel", self.mesh.axis("tp")?.rank() == 0, parameters)?)
+        Ok(self.config.audit.act("Parallel", self.axes.mesh.axis("tp")?.rank() == 0, parameters)?)
     }
 
     /// Divides scaled gradients by the loss scale. Returns false, and empty gradients, if one was not finite on some
@@ -229,20 +231,22 @@ impl<M: Model> Parallel<M> {
     /// Returns what this rank has sent and received for the model.
     pub fn stats(&self) -> Stats {
         let of = |comm: &Arc<dyn Communicator>| comm.stats();
-        let axis = |name: &str| self.mesh.axis(name).map(of).unwrap_or_default();
-        let is_data = |comm: &Arc<dyn Communicator>| Arc::ptr_eq(comm, &self.data);
+        let Axes { of_parameters: mesh, averaged, .. } = &self.axes;
+        let axis = |name: &str| mesh.axis(name).map(of).unwrap_or_default();
+        let is_averaged = |comm: &Arc<dyn Communicator>| Arc::ptr_eq(comm, averaged);
         axis("tp")
+            + self.axes.context.as_ref().map(|rows| of(rows.comm())).unwrap_or_default()
             + match &self.model {
                 Kind::Whole { .. } => Stats::default(),
                 Kind::Copies(ddp) => ddp.stats(),
                 Kind::Sharded(fsdp) => {
                     // A group of one axis, or of all ranks, is also the one that `fsdp` uses.
-                    let axes = ["dp", "shard"].into_iter().flat_map(|axis| self.mesh.axis(axis));
-                    let is_shared = is_data(self.mesh.world()) || axes.into_iter().any(is_data);
-                    fsdp.stats() + if is_shared { Stats::default() } else { self.data.stats() }
+                    let axes = ["dp", "shard"].into_iter().flat_map(|axis| mesh.axis(axis));
+                    let is_shared = is_averaged(mesh.world()) || axes.into_iter().any(is_averaged);
+                    fsdp.stats() + if is_shared { Stats::default() } else { averaged.stats() }
                 }
                 // Stages exchange in groups of their own; these are for sums over stages, and over copies.
-                Kind::Stages(stages) => stages.stats() + axis("pp") + self.data.stats(),
+                Kind::Stages(stages) => stages.stats() + axis("pp") + averaged.stats(),
             }
     }
 }

@@ -21,7 +21,7 @@ impl<M: Model> Parallel<M> {
     }
 
     fn rank_along(&self, axis: &str) -> usize {
-        self.mesh.axis(axis).map_or(0, |comm| comm.rank())
+        self.axes.of_parameters.axis(axis).map_or(0, |comm| comm.rank())
     }
 }
 
@@ -43,11 +43,14 @@ impl<M: Model> DistributedModel for Parallel<M> {
     }
 
     fn groups(&self) -> Vec<&dyn Communicator> {
-        vec![&**self.mesh.world()]
+        vec![&**self.axes.mesh.world()]
     }
 
     fn partition_groups(&self) -> Vec<&dyn Communicator> {
-        ["shard", "tp", "pp"].into_iter().filter_map(|axis| Some(&**self.mesh.axis(axis).ok()?)).collect()
+        ["shard", "tp", "pp"]
+            .into_iter()
+            .filter_map(|axis| Some(&**self.axes.of_parameters.axis(axis).ok()?))
+            .collect()
     }
 
     fn is_first_copy(&self) -> bool {

@@ -38,7 +38,7 @@ fn go_on(setup: Setup, layout: &str, dir: &Path, steps: usize) -> Vec<f64> {
 }
 
 /// Layouts, and whether sequences are divided as well.
-const CHAIN: [(&str, bool); 14] = [
+const CHAIN: [(&str, bool); 18] = [
     ("shard=2", false),
     ("tp=4", false),
     ("", false),
@@ -52,7 +52,11 @@ const CHAIN: [(&str, bool); 14] = [
     ("shard=2,tp=2", true),
     ("shard=2,tp=2", false),
     ("pp=4", false),
+    ("cp=2", false),
+    ("shard=2,cp=2", false),
+    ("pp=2,cp=2,tp=2", true),
     ("dp=2", false),
+    ("shard=2,cp=3", false),
 ];
 
 #[test]

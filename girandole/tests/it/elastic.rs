@@ -243,6 +243,8 @@ fn what_other_ranks_hold_goes_on_in_another_layout() {
         ("dp=3,shard=2", vec![(2, Moment::Stepped(2)), (0, Moment::Stepped(5))], vec![4, 3]),
         ("dp=2,shard=2,tp=2", vec![(5, Moment::Stepped(4))], vec![6]),
         ("pp=2,dp=2,shard=2", vec![(7, Moment::Stepped(4))], vec![4]),
+        ("dp=2,cp=2", vec![(3, Moment::Stepped(2))], vec![2]),
+        ("dp=2,shard=2,cp=2", vec![(2, Moment::Stepped(3))], vec![6]),
     ] {
         let seen = with_losses(layout, &leaves, &config);
         assert_eq!(seen.len(), *left.last().unwrap(), "{layout}");

@@ -54,7 +54,7 @@ fn expected(held: Held) -> Evaluation {
     let model = CausalLm::new(weights.config(), &builder).unwrap();
     let all: Vec<usize> = (0..held.rows).collect();
     let Batch { input: tokens, targets, documents } = held.batch(&all, &Device::Cpu).unwrap();
-    let loss = RowContext { documents, keys: None }.scope(|| model.loss(&tokens, &targets));
+    let loss = RowContext { documents, ..RowContext::default() }.scope(|| model.loss(&tokens, &targets));
     let loss = loss.unwrap().to_scalar::<f64>().unwrap();
     let counts = |row: &usize| (0..LEN).filter(|place| Held::target(*row, *place) >= 0).count();
     Evaluation { loss, targets: all.iter().map(counts).sum() }
@@ -62,7 +62,19 @@ fn expected(held: Held) -> Evaluation {
 
 #[test]
 fn exactly_the_rows_that_are_asked_for_count_in_every_layout() {
-    let layouts = ["", "dp=2", "shard=2", "tp=2", "pp=2", "pp=2,dp=2", "shard=2,tp=2", "pp=2,shard=2,tp=2"];
+    let layouts = [
+        "",
+        "dp=2",
+        "shard=2",
+        "tp=2",
+        "pp=2",
+        "pp=2,dp=2",
+        "shard=2,tp=2",
+        "pp=2,shard=2,tp=2",
+        "cp=2",
+        "dp=2,cp=2",
+        "pp=2,cp=2",
+    ];
     // Held-out rows, and how many of them are asked for: fewer than a batch, no multiple of one, and more than there are.
     let asked = [(1, 64), (3, 64), (20, 1), (20, 11), (20, 13), (20, 64)];
     for (layout, packed) in layouts.iter().flat_map(|layout| [(layout, false), (layout, true)]) {

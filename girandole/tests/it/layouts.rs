@@ -75,7 +75,7 @@ fn assert_equal(layout: &str, got: &Trained, expected: &Trained, tolerance: f64)
     }
 }
 
-const LAYOUTS: [&str; 24] = [
+const LAYOUTS: [&str; 33] = [
     "dp=2",
     "dp=4",
     "dp=8",
@@ -100,6 +100,15 @@ const LAYOUTS: [&str; 24] = [
     "pp=2,dp=2,shard=2",
     "pp=2,shard=2,tp=2",
     "pp=2,dp=2,tp=2",
+    "cp=2",
+    "cp=3",
+    "cp=4",
+    "dp=2,cp=2",
+    "shard=2,cp=2",
+    "cp=2,tp=2",
+    "pp=2,cp=2",
+    "pp=2,shard=2,cp=2",
+    "pp=2,cp=2,tp=2",
 ];
 
 #[test]
@@ -131,7 +140,7 @@ fn every_schedule_of_stages_with_shards() {
         ScheduleKind::ZbH1,
         ScheduleKind::ZbV,
     ] {
-        for layout in ["pp=2", "pp=2,shard=2", "pp=2,dp=2", "pp=2,tp=2"] {
+        for layout in ["pp=2", "pp=2,shard=2", "pp=2,dp=2", "pp=2,tp=2", "pp=2,cp=2"] {
             assert_equal(layout, &train_as(layout, Setup { schedule, ..Setup::default() }), &expected, 1e-10);
         }
     }
@@ -159,6 +168,8 @@ fn sequences_are_divided_with_layers() {
             ("shard=2,tp=2", Recompute::Units),
             ("shard=2,tp=2", Recompute::Selective),
             ("pp=2,tp=2", Recompute::Selective),
+            ("cp=2,tp=4", Recompute::Selective),
+            ("shard=2,cp=2,tp=2", Recompute::Units),
         ] {
             assert_equal(layout, &train_as(layout, Setup { recompute, ..setup }), &expected, 1e-10);
         }
@@ -180,12 +191,12 @@ fn dropout_in_every_layout() {
         for layout in LAYOUTS {
             assert_equal(layout, &train_as(layout, setup), &expected, 1e-10);
         }
-        for layout in ["tp=2", "dp=2,tp=2", "shard=2,tp=2", "pp=2,tp=2"] {
+        for layout in ["tp=2", "dp=2,tp=2", "shard=2,tp=2", "pp=2,tp=2", "cp=2,tp=2"] {
             let divided = Setup { sequence_parallel: true, ..setup };
             assert_equal(layout, &train_as(layout, divided), &expected, 1e-10);
         }
         for recompute in [Recompute::Units, Recompute::Selective, Recompute::Every(2)] {
-            for layout in ["", "shard=2", "pp=2", "pp=2,tp=2"] {
+            for layout in ["", "shard=2", "pp=2", "pp=2,tp=2", "cp=2", "pp=2,cp=2"] {
                 assert_equal(layout, &train_as(layout, Setup { recompute, ..setup }), &expected, 1e-10);
             }
         }
@@ -211,9 +222,16 @@ fn packed_rows_in_every_layout() {
             assert_equal(layout, &train_as(layout, divided), &expected, 1e-10);
         }
         for recompute in [Recompute::Units, Recompute::Selective, Recompute::Every(2)] {
-            for (layout, setup) in
-                [("", setup), ("shard=2", setup), ("pp=2", setup), ("pp=2,tp=2", setup), ("tp=2", divided)]
-            {
+            for (layout, setup) in [
+                ("", setup),
+                ("shard=2", setup),
+                ("pp=2", setup),
+                ("cp=2", setup),
+                ("pp=2,cp=2", setup),
+                ("pp=2,tp=2", setup),
+                ("tp=2", divided),
+                ("cp=2,tp=2", divided),
+            ] {
                 assert_equal(layout, &train_as(layout, Setup { recompute, ..setup }), &expected, 1e-10);
             }
         }
@@ -225,13 +243,15 @@ fn packed_rows_in_every_layout() {
             ScheduleKind::ZbH1,
             ScheduleKind::ZbV,
         ] {
-            for (layout, setup) in [("pp=2", setup), ("pp=2,shard=2", setup), ("pp=2,tp=2", divided)] {
+            for (layout, setup) in
+                [("pp=2", setup), ("pp=2,shard=2", setup), ("pp=2,cp=2", setup), ("pp=2,tp=2", divided)]
+            {
                 assert_equal(layout, &train_as(layout, Setup { schedule, ..setup }), &expected, 1e-10);
             }
         }
         let dropped = Setup { dropout: 0.2, ..setup };
         let expected = train_as("", dropped);
-        for layout in ["dp=2", "shard=2,tp=2", "pp=2,dp=2"] {
+        for layout in ["dp=2", "shard=2,tp=2", "pp=2,dp=2", "cp=2", "pp=2,cp=2"] {
             assert_equal(layout, &train_as(layout, dropped), &expected, 1e-10);
         }
     }
@@ -354,7 +374,7 @@ fn a_micro_batch_without_targets_changes_nothing() {
             assert!((a - b).abs() < 1e-10, "{layout}, {recompute:?}: {a}, expected {b}");
         }
     };
-    for layout in ["dp=2", "shard=2", "shard=2,tp=2", "pp=2,dp=2", "pp=2,shard=2"] {
+    for layout in ["dp=2", "shard=2", "shard=2,tp=2", "pp=2,dp=2", "pp=2,shard=2", "cp=2", "dp=2,cp=2"] {
         check(layout, Recompute::None);
     }
     for recompute in [Recompute::Units, Recompute::Every(3), Recompute::Selective] {

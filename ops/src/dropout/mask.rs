@@ -7,6 +7,7 @@ use sampler::split_mix;
 
 use crate::cuda::DeviceMask;
 use crate::dense::dense;
+use crate::{DividedRows, Error, Result};
 
 /// Dropout mask of a tensor, computed from keys.
 ///
@@ -24,8 +25,9 @@ enum Keys {
     /// One key for the whole tensor.
     All(u64),
     /// One key for each row. `before`: lines of the whole row before the tensor's first. `features`: offset of the
-    /// tensor's line in the whole line, and width of the whole line, if lines are divided.
-    Rows { keys: Vec<u64>, before: usize, features: Option<(usize, usize)> },
+    /// tensor's line in the whole line, and width of the whole line, if lines are divided. `divided`: which of the whole row's
+    /// lines those after `before` are, if rows are divided by position.
+    Rows { keys: Vec<u64>, before: usize, features: Option<(usize, usize)>, divided: Option<DividedRows> },
 }
 
 /// The mask of one line.
@@ -44,7 +46,7 @@ impl Mask {
         let count = dims.iter().product::<usize>() / width.max(1);
         let (keys, lines, before, (first, whole)) = match &self.keys {
             Keys::All(key) => (std::slice::from_ref(key), count, 0, (0, width)),
-            Keys::Rows { keys, before, features } => {
+            Keys::Rows { keys, before, features, .. } => {
                 (&keys[..], count / rows, *before, features.unwrap_or((0, width)))
             }
         };
@@ -66,7 +68,28 @@ impl Mask {
     }
 
     pub(super) fn of_rows(p: f64, keys: Vec<u64>, before: usize, features: Option<(usize, usize)>) -> Self {
-        Self::new(p, Keys::Rows { keys, before, features })
+        Self::new(p, Keys::Rows { keys, before, features, divided: None })
+    }
+
+    /// The same for a tensor of this shape whose lines are some of the places that this rank has of divided rows.
+    pub(super) fn of_places(mut self, rows: &DividedRows, dims: &[usize]) -> Result<Self> {
+        if let Keys::Rows { before, divided, .. } = &mut self.keys {
+            let lines =
+                dims.iter().rev().skip(1).product::<usize>() / dims.first().copied().unwrap_or(1).max(1);
+            if dims.len() < 3 || *before + lines > rows.places().len() {
+                let own = rows.places().len();
+                let problem =
+                    format!("a tensor of shape {dims:?} after {before} places: this rank has {own} of a row");
+                return Err(Error::UnfitDivision { operation: "dropout", problem });
+            }
+            *divided = Some(rows.clone());
+        }
+        Ok(self)
+    }
+
+    /// Whether its lines are not consecutive.
+    pub(super) fn is_divided(&self) -> bool {
+        matches!(&self.keys, Keys::Rows { divided: Some(_), .. })
     }
 
     fn new(p: f64, keys: Keys) -> Self {
@@ -79,9 +102,11 @@ impl Mask {
     pub(crate) fn line(&self, at: usize, lines: usize, width: usize) -> Line {
         let (key, first) = match &self.keys {
             Keys::All(key) => (*key, at * width),
-            Keys::Rows { keys, before, features } => {
+            Keys::Rows { keys, before, features, divided } => {
                 let (first, width) = features.unwrap_or((0, width));
-                (keys[at / lines], (before + at % lines) * width + first)
+                let line = before + at % lines;
+                let line = divided.as_ref().map_or(line, |rows| rows.places()[line] as usize);
+                (keys[at / lines], line * width + first)
             }
         };
         Line { key, first: first as u64, threshold: self.threshold, scale: self.scale }

@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor};
 use candle_nn::ModuleT;
 use sampler::{SharedGenerator, split_mix};
 
-use crate::{Error, Result, RowKeys, cuda, drawn, tape};
+use crate::{Error, Result, RowContext, RowKeys, cuda, drawn, tape};
 
 pub(crate) use mask::Mask;
 
@@ -165,11 +165,14 @@ impl ModuleT for Dropout {
             return Ok(x.clone());
         }
         let rows = x.dims().first().copied().unwrap_or(1);
-        let Some(mask) = self.mask(rows, 1)? else { return Ok(x.clone()) };
+        let Some(mut mask) = self.mask(rows, 1)? else { return Ok(x.clone()) };
+        if let Some(divided) = RowContext::current().divided {
+            mask = mask.of_places(&divided, x.dims())?;
+        }
         if x.device().is_cpu() {
             return tape::apply_op1(&x.contiguous()?, mask);
         }
-        if cuda::knows(x) {
+        if cuda::knows(x) && !mask.is_divided() {
             let (x, mask) = (x.contiguous()?, mask.on_device(x.dims(), x.device())?);
             let y = cuda::dropped(&x.detach(), &mask)?;
             return tape::explicit_op1("dropout", [&x], y, move |_, gradient| {

@@ -86,6 +86,23 @@ impl Documents {
         self.bounds(places.clone()).zip(places.cycle()).map(|(own, place)| place as u32 - own.start).collect()
     }
 
+    /// The position of each of these places, which ascend, in its document, row by row. `rows` must be the number of rows.
+    pub(super) fn positions_of(
+        &self,
+        operation: &'static str,
+        rows: usize,
+        places: &[u32],
+    ) -> Result<Vec<u32>> {
+        let end = places.last().map_or(0, |last| *last as usize + 1);
+        if self.rows() != rows {
+            let problem = format!("{rows} rows, documents of {}: give as many", self.rows());
+            return Err(Error::UnfitDocuments { operation, problem });
+        }
+        let of_rows = self.positions(0..end);
+        let rows = of_rows.chunks(end.max(1));
+        Ok(rows.flat_map(|row| places.iter().map(|place| row[*place as usize])).collect())
+    }
+
     /// For each of a range of places, row by row, the places of its document.
     fn bounds(&self, places: Range<usize>) -> impl Iterator<Item = Range<u32>> {
         self.0.iter().flat_map(move |row| {

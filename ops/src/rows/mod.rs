@@ -1,18 +1,21 @@
-//! What travels with the rows of a batch: keys of their random numbers, and their documents.
+//! What travels with the rows of a batch: keys of their random numbers, their documents, and how they are divided over ranks.
 
+mod divided;
 mod documents;
 mod keys;
 
 use std::cell::RefCell;
 use std::ops::Range;
 
+pub use divided::{DividedRows, PendingExchange, RowExchange};
 pub use documents::Documents;
 pub use keys::RowKeys;
 
 use crate::scoped::scoped;
+use crate::{Error, Result};
 
 thread_local! {
-    static CURRENT: RefCell<RowContext> = const { RefCell::new(RowContext { keys: None, documents: None }) };
+    static CURRENT: RefCell<RowContext> = const { RefCell::new(RowContext { keys: None, documents: None, divided: None }) };
 }
 
 /// What operations know of the rows of a batch beside the input. It travels with the rows: strategies divide it with them, and
@@ -23,6 +26,8 @@ pub struct RowContext {
     pub keys: Option<RowKeys>,
     /// Where the documents of packed rows begin. Default: each row is one document.
     pub documents: Option<Documents>,
+    /// Which places of the rows this rank has. The documents are those of the whole rows. Default: all.
+    pub divided: Option<DividedRows>,
 }
 
 impl RowContext {
@@ -33,7 +38,56 @@ impl RowContext {
     #[must_use]
     pub fn part(&self, rows: Range<usize>) -> Self {
         let keys = self.keys.as_ref().map(|keys| keys.part(rows.clone()));
-        Self { keys, documents: self.documents.as_ref().map(|documents| documents.part(rows)) }
+        let documents = self.documents.as_ref().map(|documents| documents.part(rows));
+        Self { keys, documents, divided: self.divided.clone() }
+    }
+
+    /// The positions of some of the places that this rank has of each of `rows` rows, row by row: within their documents, or
+    /// within the row. `None` if they are the places themselves, in all rows.
+    ///
+    /// # Errors
+    /// [`Error::UnfitDocuments`] and [`Error::UnfitDivision`]: documents of another number of rows, or more places than
+    /// this rank has.
+    ///
+    /// ```
+    /// use ops::{Documents, RowContext};
+    ///
+    /// let packed = RowContext { documents: Some(Documents::new([vec![2, 3]])?), ..RowContext::default() };
+    /// assert_eq!(packed.positions("embedding", 1, 0..5)?, Some(vec![0, 1, 0, 1, 2]));
+    /// assert_eq!(RowContext::default().positions("embedding", 1, 0..5)?, None);
+    /// # Ok::<(), ops::Error>(())
+    /// ```
+    pub fn positions(
+        &self,
+        operation: &'static str,
+        rows: usize,
+        places: Range<usize>,
+    ) -> Result<Option<Vec<u32>>> {
+        let places: Vec<u32> = match &self.divided {
+            None => places.map(|place| place as u32).collect(),
+            Some(divided) => match divided.places().get(places.clone()) {
+                Some(places) => places.to_vec(),
+                None => {
+                    let own = divided.places().len();
+                    let problem = format!("places up to {}: this rank has {own} of a row", places.end);
+                    return Err(Error::UnfitDivision { operation, problem });
+                }
+            },
+        };
+        Ok(match &self.documents {
+            None if self.divided.is_none() => None,
+            None => Some(places.repeat(rows)),
+            Some(documents) => Some(documents.positions_of(operation, rows, &places)?),
+        })
+    }
+
+    /// The greatest number of positions of a row: of its longest document, of the whole row, or of `len` places.
+    pub fn longest(&self, len: usize) -> usize {
+        match (&self.documents, &self.divided) {
+            (Some(documents), _) => documents.longest(),
+            (None, Some(divided)) => divided.len(),
+            (None, None) => len,
+        }
     }
 
     /// Runs a forward pass of these rows, on this thread, in place of the context outside.

@@ -53,6 +53,19 @@ pub(super) fn check_output_folder(options: &TrainOptions, saves_adapters: bool) 
     Err(Error::Option { option: "--out", got: out.display().to_string(), help })
 }
 
+/// Checks that rows of so many tokens can be divided by the layout.
+pub(super) fn check_division(layout: Option<Layout>, sequence_parallel: bool, len: usize) -> Result<()> {
+    let layout = layout.unwrap_or_default();
+    let multiple = if sequence_parallel { layout.tp } else { 1 };
+    let fewest = layout.cp * multiple;
+    if len < fewest {
+        let help =
+            format!("--mesh {layout} divides each row: give {fewest} or more, or a --mesh with a smaller cp");
+        return Err(Error::Option { option: "--length", got: len.to_string(), help });
+    }
+    Ok(())
+}
+
 /// Checks that the model's sizes can be divided by the layout.
 pub(crate) fn check_divisible(layout: &Layout, model: &ModelConfig) -> Result<()> {
     let refuse = |help: String| Err(Error::Option { option: "--mesh", got: layout.to_string(), help });

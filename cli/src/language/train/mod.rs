@@ -34,7 +34,9 @@ use super::settings::{self, note_changed_settings, refuse_another_model, train_c
 use super::trained::{self, Trained};
 use super::watch::{Times, TrainObserver, wrap_error};
 use super::{memory, shared};
-use checks::{check_batch_size, check_evaluation, check_output_folder, check_stages, refuse_in_folder};
+use checks::{
+    check_batch_size, check_division, check_evaluation, check_output_folder, check_stages, refuse_in_folder,
+};
 use lifecycle::{check_steps, choose, last_lines, log, save};
 use start::{config_of_rank, model_in_layout, new_trainer};
 
@@ -178,6 +180,7 @@ impl<J: Job> Command for J {
             );
             return Err(Error::Option { option: "--length", got: len.to_string(), help });
         }
+        check_division(options.mesh, options.sequence_parallel, len)?;
         let evaluation = match &evaluate {
             Some(file) => Some(open(std::slice::from_ref(file), Some(rows.row_len()), true)?),
             None => None,

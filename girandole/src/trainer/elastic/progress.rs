@@ -63,7 +63,7 @@ impl RanksProgress {
     /// Returns the layout in which the ranks continue. `lost` is the loss that made them fewer.
     pub(super) fn layout(&self, lost: Option<&comm::Error>) -> Result<Layout> {
         let (ranks, known) = (self.0.len(), self.first()?);
-        let fewest = known.whole.pp * known.whole.tp;
+        let fewest = Layout { dp: 1, shard: 1, ..known.whole }.ranks();
         known.layout(ranks).ok_or_else(|| match lost {
             Some(lost) => Error::TooFewRanks { left: ranks, fewest, lost: lost.clone() },
             None => Error::invalid("the ranks", ranks, format!("at least {fewest} are needed")),
@@ -99,7 +99,7 @@ impl RanksProgress {
                 place(one).cmp(&place(other))
             };
             let (_, progress) = holders().collect::<Vec<_>>().into_iter().rev().max_by(furthest)?;
-            let Layout { pp, shard, tp, .. } = progress.layout;
+            let Layout { pp, shard, tp, .. } = progress.layout.of_parameters();
             let first: Vec<usize> = first.into_values().collect();
             (first.len() == pp * shard * tp).then_some(Holders { is_holder, first, progress })
         })

@@ -20,10 +20,25 @@ pub enum AttentionMask {
     AntiCausal,
 }
 
+impl AttentionMask {
+    /// The keys that a query at place `own` sees of its document.
+    pub(super) fn seen(self, own: usize, document: Range<usize>) -> Range<usize> {
+        match self {
+            Self::Full => document,
+            Self::Causal => document.start..own + 1,
+            Self::SlidingWindow(window) => document.start.max((own + 1).saturating_sub(window))..own + 1,
+            Self::AntiCausal => own + 1..document.end,
+        }
+    }
+}
+
 impl AttentionCall {
     /// Range of keys that query `at` of a row of the batch sees; the last query is at the position of the last key.
     pub(super) fn range(&self, batch: usize, at: usize) -> Range<usize> {
         let (queries, keys) = (self.sizes.queries, self.sizes.keys);
+        if let Some(part) = &self.part {
+            return part.range(batch * queries + at);
+        }
         // Without a mask there may be more queries than keys.
         let own = (at + keys).saturating_sub(queries);
         let document = match &self.documents {
@@ -33,19 +48,16 @@ impl AttentionCall {
                 start as usize..end as usize
             }
         };
-        match self.mask {
-            AttentionMask::Full => document,
-            AttentionMask::Causal => document.start..own + 1,
-            AttentionMask::SlidingWindow(window) => {
-                document.start.max((own + 1).saturating_sub(window))..own + 1
-            }
-            AttentionMask::AntiCausal => own + 1..document.end,
-        }
+        self.mask.seen(own, document)
     }
 
     /// Range of keys that any of the queries `rows` sees; all keys if one of them sees none, since that one weighs
     /// all equally.
     pub(super) fn union(&self, batch: usize, rows: Range<usize>) -> Range<usize> {
+        if let Some(part) = &self.part {
+            let first = batch * self.sizes.queries;
+            return part.union(first + rows.start..first + rows.end);
+        }
         let ends = [rows.start, rows.end.saturating_sub(1)].map(|at| self.range(batch, at));
         if ends.iter().any(Range::is_empty) {
             return 0..self.sizes.keys;

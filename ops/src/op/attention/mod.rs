@@ -1,6 +1,7 @@
 //! Multi-head attention on projected queries, keys and values.
 
 mod composed;
+mod divided;
 mod fused;
 mod mask;
 mod on_cuda;
@@ -12,13 +13,14 @@ use candle_core::{DType, Tensor};
 pub use mask::AttentionMask;
 
 use self::composed::composed;
+use self::divided::SeenPart;
 use self::fused::Fused;
 use super::cast::cast;
 use super::working_dtype;
 use crate::dropout::Mask;
 use crate::product::ProductConfig;
 use crate::recompute::{keep_results, keeps_results, known_results};
-use crate::{Documents, Dropout, Error, Result, SavedBytes, cuda, tape};
+use crate::{Documents, Dropout, Error, Result, RowContext, SavedBytes, cuda, tape};
 
 const NAME: &str = "attention";
 
@@ -66,7 +68,8 @@ pub(super) fn invalid<T>(field: &'static str, got: usize, help: &'static str) ->
 /// and v are not copied as a whole to separate their heads.
 ///
 /// With fewer queries than keys (a key-value cache), the last query is at the position of the last key. In a scope of
-/// [`Documents`] a query sees the keys of its own document alone.
+/// [`Documents`] a query sees the keys of its own document alone. Of [`DividedRows`](crate::DividedRows) a rank gives the queries,
+/// keys and values of its places, and its queries see the keys of all ranks.
 ///
 /// # Shapes
 /// q and the result are `(batch, queries, num_heads * d)`, k and v `(batch, keys, num_kv_heads * d)`.
@@ -76,16 +79,19 @@ pub(super) fn invalid<T>(field: &'static str, got: usize, help: &'static str) ->
 /// blocks, all heads in parallel; blocks that are masked entirely, also those of other documents, are skipped. Memory is linear in the length:
 /// besides the result one number per query and head is kept, and each thread has a block of scores. The bits do not
 /// depend on the number of threads. On CUDA devices the scores of all heads exist for a while, forward and backward, but are
-/// not kept; on other devices they are.
+/// not kept; on other devices they are. Of divided rows a rank sends and receives, forward and backward, the keys and values
+/// that are seen elsewhere, and in backward their gradients; they arrive while others are computed with, and are not kept.
 ///
 /// # Errors
 /// Other shapes, a last dimension that is 0 or not divisible by the heads, dtypes that differ or are not f16, bf16,
 /// f32 or f64; fewer keys than queries with a mask; a window of 0; [`Documents`] of other rows, or with
-/// [`AttentionMask::AntiCausal`].
+/// [`AttentionMask::AntiCausal`]; of divided rows other queries or keys than those of a rank's places, a mask of keys,
+/// [`AttentionMask::AntiCausal`], a device that is no CPU.
 ///
 /// # Source
 /// Vaswani et al., "Attention Is All You Need" (2017), section 3.2; Dao, "FlashAttention-2" (2023), algorithms 1 and
-/// 2; Ainslie et al., "GQA" (2023).
+/// 2; Ainslie et al., "GQA" (2023); Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite
+/// Context" (2023).
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -158,6 +164,8 @@ struct AttentionCall {
     documents: Option<Vec<Range<u32>>>,
     /// Dropout mask of the weights (batch, heads, queries, keys).
     dropout: Option<Mask>,
+    /// With the keys of one rank, if rows are divided: which of them each query sees. `mask` and `documents` are not used then.
+    part: Option<SeenPart>,
     how: ProductConfig,
 }
 
@@ -171,13 +179,22 @@ pub(super) fn attention_with(
     let sizes = check(q, [("k", k), ("v", v)], config)?;
     let hidden = key_mask.map(|mask| hidden(mask, &sizes)).transpose()?;
     let scale = config.scale.unwrap_or(1.0 / (sizes.dims as f64).sqrt());
+    let rows = RowContext::current().divided;
+    // Places of the whole rows.
+    let [queries, keys] = match &rows {
+        Some(rows) => [rows.len(); 2],
+        None => [sizes.queries, sizes.keys],
+    };
     let dropout = match &config.dropout {
-        Some(dropout) if q.elem_count() > 0 => dropout.mask(sizes.batch, sizes.queries)?,
+        Some(dropout) if q.elem_count() > 0 => dropout.mask(sizes.batch, queries)?,
         _ => None,
     };
-    let (documents, mask) = (documents(&sizes, config.mask)?, config.mask);
-    let mut call =
-        AttentionCall { sizes, mask, scale, hidden, documents, dropout, how: ProductConfig::current() };
+    let (documents, mask) = (documents([sizes.batch, queries, keys], config.mask)?, config.mask);
+    let (how, part) = (ProductConfig::current(), None);
+    let mut call = AttentionCall { sizes, mask, scale, hidden, documents, dropout, part, how };
+    if let Some(rows) = &rows {
+        divided::check(&call, q.device().is_cpu(), rows)?;
+    }
     if cuda::knows(q) && cuda::knows(k) {
         return on_cuda::attention(&q.contiguous()?, &k.contiguous()?, &v.contiguous()?, &call);
     }
@@ -185,6 +202,9 @@ pub(super) fn attention_with(
     let dtype = working_dtype(NAME, q.dtype())?;
     let wide = |tensor: &Tensor| cast(tensor, dtype)?.contiguous();
     let (wide_q, k, v) = (wide(q)?, wide(k)?, wide(v)?);
+    if let Some(rows) = &rows {
+        return cast(&divided::attention([&wide_q, &k, &v], q.dtype(), &call, rows)?, q.dtype());
+    }
     if !q.device().is_cpu() {
         return composed(&wide_q, &k, &v, &call)?.to_dtype(q.dtype());
     }
@@ -213,16 +233,16 @@ fn hidden(mask: &Tensor, sizes: &Sizes) -> candle_core::Result<Vec<bool>> {
 }
 
 /// The keys of each key's document, in a scope of documents.
-fn documents(sizes: &Sizes, mask: AttentionMask) -> Result<Option<Vec<Range<u32>>>> {
+fn documents([batch, queries, keys]: [usize; 3], mask: AttentionMask) -> Result<Option<Vec<Range<u32>>>> {
     let Some(documents) = Documents::current() else { return Ok(None) };
     let problem = match mask {
         AttentionMask::AntiCausal => {
             "AttentionMask::AntiCausal is not for packed rows; use another mask".into()
         }
-        _ if sizes.queries > sizes.keys => {
-            format!("{} queries, {} keys: give a key for each place", sizes.queries, sizes.keys)
+        _ if queries > keys => {
+            format!("{queries} queries, {keys} keys: give a key for each place")
         }
-        _ => return documents.of_rows(NAME, [sizes.batch, sizes.keys]).map(Some),
+        _ => return documents.of_rows(NAME, [batch, keys]).map(Some),
     };
     Err(Error::UnfitDocuments { operation: NAME, problem })
 }

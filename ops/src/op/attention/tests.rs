@@ -63,8 +63,8 @@ fn compare(
         let again = Dropout::new(0.3, Generator::new(case))?.mask(2, queries)?;
         let dropout = dropout.and(again);
         let (scale, how) = (1.0 / (dims as f64).sqrt(), ProductConfig::default());
-        let documents = documents(&sizes, mask)?;
-        let call = AttentionCall { sizes, mask, scale, hidden, documents, dropout, how };
+        let documents = documents([sizes.batch, sizes.queries, sizes.keys], mask)?;
+        let call = AttentionCall { sizes, mask, scale, hidden, documents, dropout, part: None, how };
         let both = [composed(&q, &k, &v, &call)?, attention_with(&q, &k, &v, key_mask, &config)?];
         let loss = |y: &Tensor| (y * outer.as_detached_tensor())?.sum_all();
         let what = format!("{mask:?}, {config:?}, {queries} by {keys}, {}", key_mask.is_some());
@@ -128,6 +128,7 @@ fn what_is_not_a_number_stays_so() -> candle_core::Result<()> {
             let sizes = check(&q, [("k", &k), ("v", &v)], &config)?;
             let hidden = Some(hidden(&key_mask, &sizes)?);
             let call = AttentionCall {
+                part: None,
                 sizes,
                 mask,
                 scale: 1.,

@@ -130,7 +130,8 @@ impl Rotary {
     }
 
     /// Rotates queries or keys. The first is at position `offset`: with a cache, the number of positions in it. In a scope of
-    /// [`Documents`](crate::Documents), `offset` is the first's place in its row, and positions are those in the documents.
+    /// [`Documents`](crate::Documents), `offset` is the first's place in its row, and positions are those in the documents; of
+    /// [`DividedRows`](crate::DividedRows) it is the first's index among the places that this rank has.
     ///
     /// # Shapes
     /// `(.., positions, heads * head_dim)`, with any number of adjacent heads, as [`attention`](crate::attention)
@@ -162,30 +163,31 @@ impl Rotary {
         cast(&turned, x.dtype())
     }
 
-    /// The angles of `len` places from `offset` on: consecutive positions, or those in the scope's documents.
+    /// The angles of `len` places from `offset` on: consecutive positions, or those that the scope's rows have there.
     fn angles(&self, x: &Tensor, offset: usize, len: usize) -> candle_core::Result<Angles> {
         let max_len = self.config.max_len;
         let beyond = |offset, positions| Error::BeyondTable { operation: NAME, offset, positions, max_len };
-        let Some(documents) = RowContext::current().documents else {
-            if offset.checked_add(len).is_none_or(|end| end > max_len) {
+        let context = RowContext::current();
+        let end = offset.checked_add(len).ok_or_else(|| beyond(offset, len))?;
+        let Some(of_rows) = context.positions(NAME, x.dim(0)?, offset..end)? else {
+            if end > max_len {
                 return Err(beyond(offset, len).into());
             }
             let part = |table: &Tensor| table.narrow(0, offset, len);
             return Ok(Angles { cos: part(&self.cos)?, sin: part(&self.sin)?, positions: None });
         };
-        let rows = x.dim(0)?;
-        if documents.rows() != rows || x.rank() < 3 {
-            let problem = format!("an input of shape {:?}, documents of {} rows", x.dims(), documents.rows());
+        if x.rank() < 3 {
+            let problem = format!("an input of shape {:?}: give rows of places", x.dims());
             return Err(Error::UnfitDocuments { operation: NAME, problem }.into());
         }
-        if documents.longest() > max_len {
-            return Err(beyond(0, documents.longest()).into());
+        let longest = context.longest(end);
+        if longest > max_len {
+            return Err(beyond(0, longest).into());
         }
-        let of_rows = documents.positions(offset..offset + len);
         // Lines between: heads, if they are not in the last dimension.
         let between = x.dims()[1..x.rank() - 2].iter().product();
         let lines = of_rows.chunks(len.max(1)).flat_map(|row| repeat_n(row, between)).flatten().copied();
-        let part = |table: &Tensor| table.narrow(0, 0, documents.longest().max(1));
+        let part = |table: &Tensor| table.narrow(0, 0, longest.max(1));
         Ok(Angles { cos: part(&self.cos)?, sin: part(&self.sin)?, positions: Some(lines.collect()) })
     }
 

@@ -64,6 +64,8 @@ impl AttentionCall {
         let states = running.top.iter_mut().zip(&mut running.total);
         for (at, ((row, mixed), (top, total))) in rows.zip(states).enumerate() {
             match self.seen_in_block(block, at) {
+                // Other parts have keys for it.
+                None if self.part.is_some() => row.fill(T::zero()),
                 None => {
                     row.fill(self.weight_without_keys());
                     (*top, *total) = (T::zero(), T::one());
@@ -133,7 +135,11 @@ impl AttentionCall {
 
     /// Weight of each key for a query whose mask has no key.
     fn weight_without_keys<T: Real>(&self) -> T {
-        if self.hidden.is_some() { T::zero() } else { T::from_f64(1.0 / self.sizes.keys as f64) }
+        if self.hidden.is_some() || self.part.is_some() {
+            T::zero()
+        } else {
+            T::from_f64(1.0 / self.sizes.keys as f64)
+        }
     }
 
     /// Which of the block's keys the query in row `at` sees; `None` if its mask has no key at all.
@@ -161,9 +167,14 @@ impl AttentionCall {
     fn apply_dropout<T: Real>(&self, row: &mut [T], block: &Block, at: usize) {
         if let Some(mask) = &self.dropout {
             let Sizes { heads, queries, keys, .. } = self.sizes;
+            let seen = row.iter_mut().zip(block.seen.start..);
+            if let Some(part) = &self.part {
+                let line = block.index * part.len() + part.query(block.first + at);
+                let line = mask.line(line, heads * part.len(), part.len());
+                return seen.for_each(|(x, key)| *x *= T::from_f64(line.factor(part.key(key))));
+            }
             let line = mask.line(block.index * queries + block.first + at, heads * queries, keys);
-            let seen = block.seen.start..;
-            row.iter_mut().zip(seen).for_each(|(x, key)| *x *= T::from_f64(line.factor(key)));
+            seen.for_each(|(x, key)| *x *= T::from_f64(line.factor(key)));
         }
     }
 }

@@ -68,7 +68,7 @@ impl Sizes {
 
 impl AttentionCall {
     /// Returns the output, and the logarithm of each query's sum of exponentials, head by head.
-    pub(super) fn forward<T: Accumulator>(
+    pub(in super::super) fn forward<T: Accumulator>(
         &self,
         inputs: Inputs<'_, T, 3>,
     ) -> candle_core::Result<(Vec<T>, Vec<T>)> {
@@ -167,7 +167,7 @@ impl AttentionCall {
     }
 
     /// Returns the gradients of queries, keys and values.
-    pub(super) fn backward<T: Accumulator>(
+    pub(in super::super) fn backward<T: Accumulator>(
         &self,
         inputs: Inputs<'_, T, 5>,
         log_sums: &[T],

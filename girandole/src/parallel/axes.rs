@@ -1,0 +1,67 @@
+//! The groups of a layout: of the rows of a batch, and of the parameters.
+
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use comm::{Communicator, Mesh};
+use context_parallel::ContextParallel;
+use ops::RowContext;
+
+use crate::{Batch, Error, Layout, Result};
+
+/// The groups of a layout. Ranks along `cp` have the same rows, of which each computes some places; for the parameters they are
+/// copies, or shards, as ranks with other rows are.
+pub(super) struct Axes {
+    pub(super) mesh: Mesh,
+    /// The mesh of [`Layout::of_parameters`].
+    pub(super) of_parameters: Mesh,
+    /// Ranks with different rows (`dp` and `shard`).
+    pub(super) data: Arc<dyn Communicator>,
+    /// Ranks whose gradients are averaged, and whose losses are summed (`dp`, `shard` and `cp`).
+    pub(super) averaged: Arc<dyn Communicator>,
+    /// The ranks that divide rows, if there are several.
+    pub(super) context: Option<ContextParallel>,
+}
+
+impl Axes {
+    pub(super) fn new(layout: &Layout, comm: Arc<dyn Communicator>, sequence_parallel: bool) -> Result<Self> {
+        let mesh = layout.mesh(comm.clone())?;
+        let data = mesh.plane(&["dp", "shard"])?;
+        if layout.cp == 1 {
+            let (of_parameters, averaged) = (mesh.clone(), data.clone());
+            return Ok(Self { mesh, of_parameters, data, averaged, context: None });
+        }
+        let of_parameters = layout.of_parameters().mesh(comm)?;
+        let averaged = of_parameters.plane(&["dp", "shard"])?;
+        let multiple = if sequence_parallel { layout.tp } else { 1 };
+        let context = ContextParallel::new(mesh.axis("cp")?.clone()).in_multiples_of(multiple);
+        Ok(Self { mesh, of_parameters, data, averaged, context: Some(context) })
+    }
+
+    /// Returns this rank's places of a batch, and what they are of.
+    pub(super) fn part_of(&self, batch: Batch) -> Result<(Batch, RowContext)> {
+        let Batch { input, targets, documents } = batch;
+        let divided = match &self.context {
+            None => None,
+            Some(rows) => Some(rows.divide(length_of(&input)?, documents.as_ref())?),
+        };
+        let (input, targets) = match &divided {
+            None => (input, targets),
+            Some(rows) => (rows.part_of(&input)?, rows.part_of(&targets)?),
+        };
+        let rows = RowContext { keys: None, documents: documents.clone(), divided };
+        Ok((Batch { input, targets, documents }, rows))
+    }
+}
+
+/// The number of places of an input's rows.
+pub(super) fn length_of(input: &Tensor) -> Result<usize> {
+    match input.dims() {
+        [_, len, ..] => Ok(*len),
+        dims => Err(Error::invalid(
+            "the input of a layout with cp",
+            format!("shape {dims:?}"),
+            "give (rows, length, ..)",
+        )),
+    }
+}
