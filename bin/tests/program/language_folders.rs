@@ -349,6 +349,7 @@ fn rows_are_packed_as_it_is_asked_for() {
     assert!((whole - stream.0).abs() > 1e-3 && (documents - stream.0).abs() > 1e-3, "{documents}");
     for options in [
         &["--mesh", "pp=2,dp=2", "--packing", "documents"][..],
+        &["--mesh", "cp=2", "--packing", "documents"][..],
         &["--mesh", "tp=2", "--sequence-parallel", "--packing", "documents"],
         &["--mesh", "shard=2", "--recompute", "1", "--packing", "documents"],
     ] {

@@ -117,6 +117,8 @@ fn a_text_is_evaluated_in_any_layout() {
         &["--mesh", "tp=2"],
         &["--mesh", "pp=2", "--batch-size", "5"],
         &["--mesh", "pp=2,dp=2"],
+        &["--mesh", "cp=3"],
+        &["--mesh", "pp=2,cp=2"],
         &["--mesh", "shard=2,tp=2"],
     ] {
         assert!((evaluate(options) - expected).abs() < 2e-4, "{options:?}");

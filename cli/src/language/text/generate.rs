@@ -109,7 +109,7 @@ impl GenerateOptions {
 
     fn prompt(&self, world_size: usize) -> Result<Prompt> {
         let layout = self.spread.layout(world_size)?;
-        if layout.pp > 1 || layout.dp > 1 {
+        if layout.pp > 1 || layout.dp > 1 || layout.cp > 1 {
             return Err(self
                 .spread
                 .refuse(&layout, "one copy of the model writes the text: give tp, shard or both"));
