@@ -14,8 +14,18 @@ use crate::common::{Folder, Girandole, Session, metrics};
 const PRETRAIN: Girandole = Girandole("pretrain");
 /// Environment variable for the number of kills, and its default.
 const KILLS: (&str, usize) = ("GIRANDOLE_FAULT_ROUNDS", 4);
-const LAYOUTS: [&str; 10] =
-    ["shard=2", "tp=4", "dp=1", "pp=2,dp=2", "tp=2", "pp=2,shard=2", "dp=2", "shard=2,tp=2", "cp=2", "shard=2,cp=2"];
+const LAYOUTS: [&str; 10] = [
+    "shard=2",
+    "tp=4",
+    "dp=1",
+    "pp=2,dp=2",
+    "tp=2",
+    "pp=2,shard=2",
+    "dp=2",
+    "shard=2,tp=2",
+    "cp=2",
+    "shard=2,cp=2",
+];
 /// Rows of the text; not a multiple of the rows per step.
 const ROWS: usize = 36;
 /// Relative difference of f32 losses: each layout adds in another order, so parameters drift apart. Ten times the

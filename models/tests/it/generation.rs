@@ -100,7 +100,13 @@ fn texts_end() {
     assert!(line(&[96]).contains("(token) 96:"));
     assert!(line(&[0; 65]).contains("64 positions"));
     assert!(model.logits(&row(&[0; 65])).unwrap_err().to_string().contains("64 positions"));
-    assert!(load("llama").logits(&row(&[0; 65])).unwrap_err().to_string().contains("rows of 65 tokens are longer than the model's 64 positions"));
+    assert!(
+        load("llama")
+            .logits(&row(&[0; 65]))
+            .unwrap_err()
+            .to_string()
+            .contains("rows of 65 tokens are longer than the model's 64 positions")
+    );
 }
 
 #[test]
