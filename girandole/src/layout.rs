@@ -62,7 +62,8 @@ impl Layout {
 
     /// The layout of the parameters: ranks along `cp`, which have the same rows, are shards of them if there are any, otherwise
     /// copies. Ranks have the same numbers in it.
-    pub(crate) fn of_parameters(&self) -> Self {
+    #[must_use]
+    pub fn of_parameters(&self) -> Self {
         match self.shard {
             1 => Self { dp: self.dp.saturating_mul(self.cp), cp: 1, ..*self },
             _ => Self { shard: self.shard.saturating_mul(self.cp), cp: 1, ..*self },

@@ -78,6 +78,10 @@ fn ranks_hold_what_is_planned() {
         "pp=2,dp=2",
         "shard=2,tp=2",
         "dp=2,shard=2",
+        "cp=2",
+        "cp=4",
+        "shard=2,cp=2",
+        "pp=2,cp=2",
         "pp=2,tp=2",
     ];
     for (mesh, (tied, dtype)) in meshes.iter().flat_map(|mesh| {
@@ -197,7 +201,7 @@ fn what_cannot_be_is_ruled_out_with_the_reason() {
     );
     assert!(of("tp=3").contains("tp=3") || of("tp=3").contains("3 tensor-parallel ranks"), "{}", of("tp=3"));
     assert!(of("pp=8").contains('8'), "{}", of("pp=8"));
-    let layouts = plan::language::layouts(8);
+    let layouts = plan::language::layouts(8, 256);
     assert_eq!(layouts.len(), 20);
     let compared = subject.compare(&training, &layouts).unwrap();
     let ruled_out: usize = compared.ruled_out.iter().map(|reason| reason.names.len()).sum();

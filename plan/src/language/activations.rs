@@ -30,6 +30,11 @@ impl<'a> PerToken<'a> {
         self.config.hidden_size * self.numbers.element
     }
 
+    /// Returns the numbers of a token's keys and values in a block.
+    pub(super) fn keys_and_values(self) -> usize {
+        2 * self.config.num_kv_heads / self.tp * self.config.head_dim
+    }
+
     /// Returns the bytes kept by an operation with `outputs` results: if the dtype is 16-bit, also its inputs and
     /// results in 32 bits.
     fn wide(self, inputs: usize, outputs: usize) -> usize {

@@ -17,6 +17,12 @@ pub(super) fn estimate(subject: &Subject, training: &Training, layout: &Layout) 
 /// Checks that the layout is valid and that the rows of a step can be divided over it.
 fn check(training: &Training, layout: &Layout) -> Result<()> {
     layout.check(layout.ranks()).map_err(|error| Error::layout(error.to_string()))?;
+    if layout.cp > training.length {
+        let (ranks, length) = (layout.cp, training.length);
+        return Err(Error::layout(format!(
+            "{ranks} ranks that divide a row are more than its {length} tokens"
+        )));
+    }
     let (copies, micro_batches) = (layout.data_ranks(), training.micro_batches(layout));
     let rows = training.batch_size;
     if copies > rows {

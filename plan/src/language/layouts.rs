@@ -15,14 +15,20 @@ pub struct LayoutComparison {
     pub ruled_out: Vec<RuledOut>,
 }
 
-/// Returns all combinations of `pp`, `dp`, `shard` and `tp` whose product is `ranks`.
-pub fn layouts(ranks: usize) -> Vec<Layout> {
+/// Tokens of a row from which on layouts that divide rows are compared.
+const LONG: usize = 8192;
+
+/// Returns all combinations of `pp`, `dp`, `shard` and `tp`, for rows of 8,192 tokens or more also of `cp`, whose product is
+/// `ranks`.
+pub fn layouts(ranks: usize, length: usize) -> Vec<Layout> {
     let divisors = |of: usize| (1..=of).filter(move |size| of.is_multiple_of(*size));
     let mut all = Vec::new();
     for pp in divisors(ranks) {
         for tp in divisors(ranks / pp) {
             for shard in divisors(ranks / pp / tp) {
-                all.push(Layout { pp, dp: ranks / pp / tp / shard, shard, cp: 1, tp });
+                let left = ranks / pp / tp / shard;
+                let cps = divisors(left).take_while(|cp| *cp == 1 || length >= LONG);
+                all.extend(cps.map(|cp| Layout { pp, dp: left / cp, shard, cp, tp }));
             }
         }
     }

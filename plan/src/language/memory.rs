@@ -78,12 +78,12 @@ impl PartitionedModel<'_> {
     }
 
     fn accumulates(&self) -> bool {
-        self.training.micro_batches(self.layout) > 1
+        self.training.micro_batches(&self.layout) > 1
     }
 
     /// Returns memory without pipeline stages.
     pub(super) fn whole(&self) -> Memory {
-        let Layout { dp, shard, .. } = *self.layout;
+        let Layout { dp, shard, .. } = self.layout;
         let [all, trained] =
             [false, true].map(|trained| self.sum(|unit| unit.shard_elements(shard, trained)));
         let fixed = PersistentBytes {

@@ -100,7 +100,7 @@ impl Training {
     /// Returns the number of tokens of a rank's micro-batch.
     fn tokens(&self, layout: &Layout) -> usize {
         let parts = layout.data_ranks().saturating_mul(self.micro_batches(layout));
-        (self.batch_size / parts.max(1)).saturating_mul(self.length)
+        (self.batch_size / parts.max(1)).saturating_mul(self.length.div_ceil(layout.cp.max(1)))
     }
 }
 

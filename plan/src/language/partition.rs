@@ -16,7 +16,10 @@ use crate::strategy::split;
 pub(super) struct PartitionedModel<'a> {
     pub(super) subject: &'a Subject,
     pub(super) training: &'a Training,
-    pub(super) layout: &'a Layout,
+    /// The layout of the parameters: ranks along `cp` are copies or shards.
+    pub(super) layout: Layout,
+    /// Ranks that each row is divided over.
+    pub(super) cp: usize,
     pub(super) units: Vec<Unit>,
     pub(super) kept: PerToken<'a>,
     /// Tokens of a rank's micro-batch.
@@ -28,11 +31,12 @@ pub(super) struct PartitionedModel<'a> {
 }
 
 impl<'a> PartitionedModel<'a> {
-    pub(super) fn new(subject: &'a Subject, training: &'a Training, layout: &'a Layout) -> Result<Self> {
+    pub(super) fn new(subject: &'a Subject, training: &'a Training, layout: &Layout) -> Result<Self> {
         Ok(Self {
             subject,
             training,
-            layout,
+            layout: layout.of_parameters(),
+            cp: layout.cp,
             units: subject.units(layout)?,
             kept: PerToken::new(subject, training.numbers(), layout.tp),
             tokens: training.tokens(layout) as f64,
@@ -63,7 +67,7 @@ impl<'a> PartitionedModel<'a> {
         let costs: Vec<f64> = self.units.iter().map(|unit| unit.elements() as f64).collect();
         // First, because it refuses what has more stages than units: most layouts of many ranks, with the largest schedules.
         let ranges = split(&costs, ranks.saturating_mul(kind.stages_per_rank()))?;
-        let micro_batches = self.training.micro_batches(self.layout);
+        let micro_batches = self.training.micro_batches(&self.layout);
         Ok((Schedule::of(kind, ranks, kind.stages_per_rank(), micro_batches)?, ranges))
     }
 

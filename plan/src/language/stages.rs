@@ -40,7 +40,7 @@ impl Stages<'_> {
 
     fn memory(&self, rank: usize) -> Memory {
         let (model, units) = (self.model, self.units(rank));
-        let Layout { shard, .. } = *model.layout;
+        let Layout { shard, .. } = model.layout;
         let sum = |of: &dyn Fn(usize) -> usize| units.iter().map(|place| of(*place) as f64).sum::<f64>();
         let all = sum(&|place| model.units[place].elements());
         let trained = sum(&|place| model.units[place].trained());
@@ -172,7 +172,7 @@ impl Step<'_> {
         let model = stages.model;
         self.moment(self.alive, stages.of_last(stage, model.loss_backward()));
         let count = *self.backwards.entry(stage).and_modify(|count| *count += 1).or_insert(1);
-        let micro_batches = model.training.micro_batches(model.layout);
+        let micro_batches = model.training.micro_batches(&model.layout);
         let (all, tables, embedding) = (
             stages.gradients(stage, |_| true),
             stages.tables(stage),

@@ -48,8 +48,8 @@ struct StepTime<'a> {
 impl StepTime<'_> {
     fn seconds(&self, collectives: &mut Collectives<'_>) -> Result<f64> {
         let &PartitionedModel { training, layout, .. } = &self.model;
-        let Layout { pp, dp, shard, tp, .. } = *layout;
-        let micro_batches = training.micro_batches(layout);
+        let Layout { pp, dp, shard, tp, .. } = layout;
+        let micro_batches = training.micro_batches(&layout);
         let sharding = if shard > 1 && pp == 1 { Sharding::Over(shard) } else { Sharding::None };
         let schedule = training.schedule;
         let spread =

@@ -13,8 +13,8 @@ use crate::collective::{all_reduce, part};
 impl PartitionedModel<'_> {
     /// Returns the bytes that a rank sends without pipeline stages.
     pub(super) fn sent_whole(&self) -> f64 {
-        let Layout { dp, shard, tp, .. } = *self.layout;
-        let micro_batches = self.training.micro_batches(self.layout) as f64;
+        let Layout { dp, shard, tp, .. } = self.layout;
+        let micro_batches = self.training.micro_batches(&self.layout) as f64;
         let bytes = |elements: usize| (elements as f64 * self.element()) as u64;
         let divided: f64 = (0..self.units.len()).map(|place| self.sent_divided(place)).sum();
         let between: f64 = match (shard, dp) {
@@ -36,12 +36,13 @@ impl PartitionedModel<'_> {
                 self.units.iter().enumerate().map(of_unit).sum()
             }
         };
-        between + if tp > 1 { divided * micro_batches } else { 0.0 }
+        let of_rows: f64 = (0..self.units.len()).map(|place| self.sent_along_rows(place)).sum();
+        between + of_rows * micro_batches + if tp > 1 { divided * micro_batches } else { 0.0 }
     }
 
     /// Returns the bytes that a rank along `pp` sends.
     pub(super) fn sent_stage(&self, schedule: &Schedule, ranges: &[Range<usize>], rank: usize) -> f64 {
-        let layout = self.layout;
+        let layout = &self.layout;
         let sends = [ActionKind::SendActivation, ActionKind::SendGradient];
         let messages = schedule.table().actions[rank].iter().filter(|action| sends.contains(&action.kind));
         let between = messages.count() as f64 * self.kept.output() as f64 * self.tokens;
@@ -53,6 +54,7 @@ impl PartitionedModel<'_> {
         let micro_batches = self.training.micro_batches(layout) as f64;
         let divided: f64 = units.iter().map(|place| self.sent_divided(*place)).sum();
         let mut sent = between + all_reduce(trained, layout.data_ranks()) + part(trained, layout.shard);
+        sent += units.iter().map(|place| self.sent_along_rows(*place)).sum::<f64>() * micro_batches;
         if layout.tp > 1 {
             sent += divided * micro_batches;
         }
@@ -63,6 +65,18 @@ impl PartitionedModel<'_> {
             sent += all_reduce((self.vocabulary * self.element()) as u64, 2);
         }
         sent
+    }
+
+    /// Returns the bytes of keys, values and their gradients that a rank of `cp` sends in a unit for a micro-batch.
+    fn sent_along_rows(&self, place: usize) -> f64 {
+        if !self.is_block(place) {
+            return 0.0;
+        }
+        /// The share of a rank's keys that another rank sees, in the mean: all of half of the ranks, of the others one of two parts.
+        const SEEN: f64 = 0.75;
+        let times = if self.recomputes_products(place) { 3.0 } else { 2.0 };
+        let numbers = self.kept.keys_and_values() as f64 * self.tokens * (self.cp - 1) as f64 * SEEN;
+        numbers * (times * self.element() + self.working())
     }
 
     /// Returns the bytes exchanged by tensor-parallel ranks in a unit for a micro-batch, forward and backward.
