@@ -37,6 +37,14 @@ pub(crate) fn gpt2() -> ModelConfig {
     ModelConfig::from_json(json).unwrap()
 }
 
+/// Mistral: a sliding window, and queries that share keys in pairs.
+pub(crate) fn mistral() -> ModelConfig {
+    let json = r#"{"model_type": "mistral", "head_dim": 4, "vocab_size": 48, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 6,
+         "num_attention_heads": 8, "num_key_value_heads": 4, "hidden_act": "silu", "max_position_embeddings": 16, "sliding_window": 3,
+         "rms_norm_eps": 1e-5, "initializer_range": 0.2, "tie_word_embeddings": false, "rope_theta": 10000.0}"#;
+    ModelConfig::from_json(json).unwrap()
+}
+
 /// The rows of a step; some targets do not count, a different number in each row.
 pub(crate) fn batch(step: usize) -> (Tensor, Tensor) {
     batch_of(step, LEN)
@@ -74,6 +82,8 @@ pub(crate) struct Setup {
     pub(crate) sequence_parallel: bool,
     /// Use GPT-2 in place of the other two models.
     pub(crate) gpt2: bool,
+    /// Use Mistral in place of the others.
+    pub(crate) mistral: bool,
     /// Length of rows.
     pub(crate) len: usize,
     pub(crate) dropout: f64,
@@ -91,6 +101,7 @@ impl Default for Setup {
             loss_scale: None,
             sequence_parallel: false,
             gpt2: false,
+            mistral: false,
             len: LEN,
             dropout: 0.0,
             packed: false,
@@ -122,7 +133,12 @@ impl Setup {
     }
 
     fn config(&self) -> ModelConfig {
-        if self.gpt2 { gpt2() } else { config(self.tied) }.with_dropout(self.dropout).unwrap()
+        let config = match (self.mistral, self.gpt2) {
+            (true, _) => mistral(),
+            (_, true) => gpt2(),
+            _ => config(self.tied),
+        };
+        config.with_dropout(self.dropout).unwrap()
     }
 
     fn weights(&self) -> InitialWeights {

@@ -211,10 +211,12 @@ fn dropout_in_every_layout() {
 fn packed_rows_in_every_layout() {
     let gpt2 = Setup { gpt2: true, packed: true, ..Setup::default() };
     let qwen3 = Setup { gpt2: false, ..gpt2 };
-    for setup in [gpt2, qwen3] {
+    let mistral = Setup { mistral: true, ..qwen3 };
+    for setup in [gpt2, qwen3, mistral] {
         let (expected, streams) = (train_as("", setup), train_as("", Setup { packed: false, ..setup }));
         assert!((expected.losses[0] - streams.losses[0]).abs() > 1e-3, "documents see each other");
-        for layout in LAYOUTS {
+        // 8 ranks do not divide the 4 heads of keys of Mistral.
+        for layout in LAYOUTS.into_iter().filter(|layout| !(setup.mistral && *layout == "tp=8")) {
             assert_equal(layout, &train_as(layout, setup), &expected, 1e-10);
         }
         let divided = Setup { sequence_parallel: true, ..setup };
