@@ -3,11 +3,13 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::fs::File;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
+use serde_json::Value;
 
-use crate::common::{Folder, Girandole, text};
+use crate::common::{Folder, Girandole, metrics, succeed, text};
 use crate::language::{FINETUNE, PRETRAIN, SMALL, folder};
 
 const EVALUATE: Girandole = Girandole("evaluate");
@@ -366,5 +368,71 @@ fn rows_are_packed_as_it_is_asked_for() {
         let own = [&["--out", &out, "--steps", "1"][..], options].concat();
         let refused = FINETUNE.refuse(&with(&data.tune, &own));
         assert!(refused.contains(said), "{options:?}: {refused}");
+    }
+}
+
+/// Returns the lines of a metrics file of one kind.
+fn events(path: &str, kind: &str) -> Vec<Value> {
+    metrics(Path::new(path)).into_iter().filter(|line| line["event"] == kind).collect()
+}
+
+#[test]
+fn what_became_of_documents_is_in_the_metrics() {
+    let data = HeldOut::new();
+    // 8 tokens, or one for each byte of a longer answer, which no row holds.
+    let line = |i: usize| {
+        let answer = "b".repeat(if i % 3 == 0 { 40 } else { 1 });
+        format!(
+            "{{\"messages\": [{{\"role\": \"user\", \"content\": \"a\"}}, {{\"role\": \"assistant\", \"content\": \"{answer}\"}}]}}\n"
+        )
+    };
+    fs::write(data.folder.path("chats.jsonl"), (0..30).map(line).collect::<String>()).unwrap();
+    let (model, chats) = (data.folder.argument("base"), data.folder.argument("chats.jsonl"));
+    let (out, file) = (data.folder.argument("tuned"), data.folder.argument("m.jsonl"));
+    let common = ["--model", &model, "--data", &chats, "--steps", "1", "--out", &out, "--metrics", &file];
+    let common = [&common[..], &["--length", "16", "--overwrite"]].concat();
+    let packing = |more: &[&str]| {
+        let lines = text(&FINETUNE.succeed(&[&common[..], more].concat()).stdout);
+        (lines, events(&file, "summary")[0]["packing"].clone())
+    };
+    for too_long in ["cut", "drop"] {
+        let (lines, of) = packing(&["--too-long", too_long]);
+        let numbers = ["documents", "cut", "dropped"].map(|name| of[name].as_u64().unwrap());
+        let padding = 100.0 * of["padding"].as_f64().unwrap();
+        let [documents, cut, dropped] = numbers;
+        let expected = if too_long == "cut" { [30, 10, 0] } else { [30, 0, 10] };
+        assert_eq!([documents, cut, dropped], expected);
+        let said =
+            format!("({documents} whole documents, {cut} cut, {dropped} left out; {padding:.1} % padding)");
+        assert!(lines.contains(&said), "{said}: {lines}");
+    }
+    assert_eq!(packing(&["--packing", "stream"]).1, Value::Null);
+}
+
+/// As many steps as all rows need; the same from standard input.
+#[test]
+fn epochs_are_all_rows_and_data_may_come_from_standard_input() {
+    let (folder, tune) = base(&[]);
+    let (model, out, file) = (folder.argument("base"), folder.argument("tuned"), tune[3].clone());
+    let train = |data: &str, name: &str, more: &[&str]| {
+        let file_of_losses = folder.argument(name);
+        let own = ["--model", &model, "--data", data, "--length", "16", "--out", &out, "--overwrite"];
+        let own =
+            [&own[..], &["--metrics", &file_of_losses, "--epochs", "2", "--batch-size", "6"], more].concat();
+        let input = File::open(&file).unwrap();
+        let lines = text(&succeed(FINETUNE.command().args(own).stdin(input)).stdout);
+        let losses: Vec<Value> =
+            events(&file_of_losses, "step").iter().map(|step| step["loss"].clone()).collect();
+        (lines, losses)
+    };
+    let (lines, losses) = train(&file, "file.jsonl", &[]);
+    let rows = lines.split_once("data: ").unwrap().1.split_once(" rows").unwrap().0;
+    let steps = (2 * rows.parse::<usize>().unwrap()).div_ceil(6);
+    assert!(lines.contains(&format!("steps: {steps} of 6 rows, for 2 epochs")), "{lines}");
+    assert_eq!(losses.len(), steps);
+    for more in [&[][..], &["--mesh", "dp=2"]] {
+        let (_, found) = train("-", "input.jsonl", more);
+        let gaps = found.iter().zip(&losses).map(|(a, b)| (a.as_f64().unwrap() - b.as_f64().unwrap()).abs());
+        assert!(found.len() == steps && gaps.fold(0.0, f64::max) < 1e-3, "{more:?}: {found:?}, {losses:?}");
     }
 }

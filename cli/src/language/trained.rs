@@ -1,11 +1,12 @@
 //! Results of a training run, for output and report.
 
 use girandole::trainer::Summary;
+use models::tokens::{PackingReport, Rows};
 use plan::units::show_flops;
 use serde::{Deserialize, Serialize};
 
 use report::RunSeries;
-use report::metrics::CheckpointTimes;
+use report::metrics::{CheckpointTimes, PackedDocuments};
 
 use super::speed::{Speed, show_mfu};
 
@@ -28,6 +29,12 @@ pub(super) fn checkpoint_times(summary: &Summary) -> Option<CheckpointTimes> {
         at_end_seconds: last_checkpoint_seconds,
     };
     (count > 0).then_some(times)
+}
+
+/// Returns what became of documents, if they are packed whole.
+pub(super) fn packed_documents(rows: &Rows) -> Option<PackedDocuments> {
+    let PackingReport { documents, cut, dropped, padding } = rows.packing()?;
+    Some(PackedDocuments { documents, cut, dropped, padding })
 }
 
 /// Formats steps, tokens and speed in one line, without the time of evaluations and checkpoints.

@@ -10,7 +10,7 @@ use candle_core::{Device, Tensor};
 use comm::internal::peak_rss_bytes;
 use comm::{Communicator, Operation, ReduceOp, TcpConfig, all_gather_object};
 use report::RankTimes;
-use report::metrics::{CheckpointTimes, MemoryUse, MetricsWriter, Summary};
+use report::metrics::{CheckpointTimes, MemoryUse, MetricsWriter, PackedDocuments, Summary};
 use sampler::{DistributedSampler, DistributedSamplerConfig};
 use serde::{Deserialize, Serialize};
 
@@ -165,6 +165,8 @@ pub struct Rank {
     pub held: Option<MemoryUse>,
     /// Times taken by checkpoints, for the summary.
     pub checkpoints: Option<CheckpointTimes>,
+    /// What became of documents, for the summary.
+    pub packing: Option<PackedDocuments>,
     device: &'static str,
     summaries: Vec<RankSummary>,
     /// Name and seconds of the run whose summary this rank has not written, as another one was to do it.
@@ -204,6 +206,7 @@ impl Rank {
             metrics: None,
             held: None,
             checkpoints: None,
+            packing: None,
             device: devices::name(device),
             summaries: Vec::new(),
             unwritten: None,
@@ -314,8 +317,10 @@ impl Rank {
         let world_size = self.summaries.len();
         let held: Option<Vec<MemoryUse>> = self.summaries.iter().map(|rank| rank.held).collect();
         let held = held.unwrap_or_default();
-        let (peak_rss_bytes, held, checkpoints) = (&peaks[..], &held[..], self.checkpoints);
-        Ok(metrics.summary(&Summary { run, seconds, world_size, peak_rss_bytes, held, checkpoints })?)
+        let (peak_rss_bytes, held) = (&peaks[..], &held[..]);
+        let &mut Self { checkpoints, packing, .. } = self;
+        let summary = Summary { run, seconds, world_size, peak_rss_bytes, held, checkpoints, packing };
+        Ok(metrics.summary(&summary)?)
     }
 
     /// Returns the result of the run, which counts on rank 0.

@@ -230,6 +230,22 @@ impl Rows {
         })
     }
 
+    /// Returns the mean over the tokens of about `sample` rows, evenly spread, of the length of each one's document; in a row that
+    /// is one stream of text, that of the row. An unused place counts as a token of none.
+    ///
+    /// # Errors
+    /// Those of [`get`](Self::get).
+    pub fn document_len(&self, sample: usize) -> Result<f64> {
+        let (mut rows, mut sum) = (0, 0.0);
+        for index in (0..self.len()).step_by(self.len().div_ceil(sample.max(1))) {
+            let documents = self.get(index)?.documents;
+            let of_row = if documents.is_empty() { vec![self.len as u32] } else { documents };
+            sum += of_row.into_iter().map(|len| f64::from(len).powi(2)).sum::<f64>();
+            rows += 1;
+        }
+        Ok(sum / (rows * self.len) as f64)
+    }
+
     /// Returns a hash of this data, as 64 hexadecimal digits: it depends on the files' contents, order and weights, and
     /// on the length of rows, but not on the files' names.
     pub fn fingerprint(&self) -> String {

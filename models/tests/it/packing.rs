@@ -202,6 +202,17 @@ fn what_does_not_fit_a_row_is_told() {
 }
 
 #[test]
+fn the_length_of_a_tokens_document_is_its_mean() {
+    let of = |packing| rows(&[2, 6, 8, 5], 8, packing, TooLong::Cut).unwrap();
+    let whole = of(Packing::Whole);
+    // 2 and 6, 8, and 5 with three unused places.
+    assert_eq!(whole.document_len(10).unwrap(), f64::from(2 * 2 + 6 * 6 + 8 * 8 + 5 * 5) / 24.0);
+    // The first of three rows, because at most one is read.
+    assert_eq!(whole.document_len(1).unwrap(), f64::from(2 * 2 + 6 * 6) / 8.0);
+    assert_eq!(of(Packing::Stream).document_len(10).unwrap(), 8.0);
+}
+
+#[test]
 fn by_default_conversations_are_whole_and_texts_a_stream() {
     let folder = tempfile::tempdir().unwrap();
     let text = write(&folder.path().join("text"), &[5, 6]);

@@ -104,6 +104,12 @@ pub struct LanguagePlanOptions {
         help_heading = "Language models"
     )]
     parameters: ParametersDtype,
+    /// Tokens of a document in packed rows [default: a row's]
+    ///
+    /// Of documents that do not see each other (`pretrain --packing documents` or `whole`), the mean over tokens: attention takes
+    /// less time.
+    #[arg(long, value_name = "N", value_parser = count, requires = "folder", help_heading = "Language models")]
+    document_length: Option<usize>,
     /// Rank of adapters (LoRA) [default: no adapters]
     ///
     /// Only the adapters are trained; all linear layers have some.
@@ -117,6 +123,7 @@ impl LanguagePlanOptions {
         Training {
             batch_size,
             length,
+            document_length: self.document_length.map(|length| length as f64),
             micro_batches: self.accumulate,
             recompute: self.recompute.unwrap_or_default(),
             schedule: self.pipeline_schedule,

@@ -60,6 +60,9 @@ pub struct Training {
     pub batch_size: usize,
     /// Tokens of a row. Default: 256.
     pub length: usize,
+    /// Tokens of a document, if rows are of documents that do not see each other: what a token's attention reaches. Default:
+    /// none, which means the whole row.
+    pub document_length: Option<f64>,
     /// Micro-batches of a rank. Default: none, which means 1 or the number of pipeline stages.
     pub micro_batches: Option<usize>,
     /// Which units are recomputed in backward. Default: none.
@@ -77,6 +80,7 @@ impl Default for Training {
         Self {
             batch_size: 8,
             length: 256,
+            document_length: None,
             micro_batches: None,
             recompute: Recompute::None,
             schedule: ScheduleKind::OneFOneB,
@@ -90,6 +94,11 @@ impl Training {
     /// Returns the number of micro-batches in a layout.
     pub fn micro_batches(&self, layout: &Layout) -> usize {
         self.micro_batches.unwrap_or(layout.pp)
+    }
+
+    /// Returns the tokens that a token's attention counts, without a window.
+    fn attended(&self) -> f64 {
+        self.document_length.map_or(self.length as f64, |document| document.min(self.length as f64))
     }
 
     fn numbers(&self) -> Numbers {

@@ -6,12 +6,13 @@ use super::{Subject, Unit};
 use crate::Result;
 
 impl Subject {
-    /// Returns the operations of training on a row of `length` tokens, forward and backward. A multiplication and an
+    /// Returns the operations of training on a row of `length` tokens, forward and backward, of documents of `document_length`
+    /// tokens that do not see each other; that is `length` if they do. A multiplication and an
     /// addition count as one operation each.
     ///
     /// For each token: 6 for each parameter of a matrix product (2 in forward, 2 for the gradient of its input, 2 for
     /// its own gradient), or 4 if the parameter is frozen; this includes the head, but not the embedding. Attention
-    /// adds `12 * layers * heads * head_dim * length`, with the sliding window in place of the length if there is one.
+    /// adds `12 * layers * heads * head_dim * document_length`, with the sliding window in its place if that is shorter.
     /// Recomputation in backward does not count; the causal mask does not reduce the count; norms, softmax and the
     /// optimizer are not counted.
     ///
@@ -20,14 +21,14 @@ impl Subject {
     ///
     /// # Source
     /// Chowdhery et al., "PaLM" (2022), appendix B.
-    pub fn training_flops(&self, length: usize) -> Result<f64> {
+    pub fn training_flops(&self, length: usize, document_length: f64) -> Result<f64> {
         let units = self.units(&Layout::default())?;
-        let all = (0..units.len()).flat_map(|place| self.flops(&units, place, length));
+        let all = (0..units.len()).flat_map(|place| self.flops(&units, place, document_length));
         Ok(all.sum::<f64>() * length as f64)
     }
 
     /// Returns the operations of one of the whole model's units per token, forward and backward.
-    pub(super) fn flops(&self, units: &[Unit], place: usize, length: usize) -> [f64; 2] {
+    pub(super) fn flops(&self, units: &[Unit], place: usize, attended: f64) -> [f64; 2] {
         let (config, unit) = (&self.config, &units[place]);
         let mut sum = [0.0; 2];
         let mut product = |numbers: usize, is_trained: bool| {
@@ -42,8 +43,9 @@ impl Subject {
         if place + 1 == units.len() {
             product(config.vocab_size * config.hidden_size, self.lora.is_none());
         } else if place > 0 {
-            let window = config.windows.get(place - 1).copied().flatten().unwrap_or(length);
-            let attention = (config.num_heads * config.head_dim) as f64 * window.min(length) as f64;
+            let window = config.windows.get(place - 1).copied().flatten();
+            let attended = window.map_or(attended, |window| attended.min(window as f64));
+            let attention = (config.num_heads * config.head_dim) as f64 * attended;
             sum = [sum[0] + 4.0 * attention, sum[1] + 8.0 * attention];
         }
         sum
@@ -73,7 +75,10 @@ mod tests {
     fn products_and_attention_are_counted() {
         let expected = 8.0 * (6.0 * (3.0 * BLOCK + 1600.0) + ATTENTION);
         for tied in [false, true] {
-            assert_eq!(Subject::new(config(tied), None).training_flops(8).unwrap(), expected, "{tied}");
+            let subject = Subject::new(config(tied), None);
+            assert_eq!(subject.training_flops(8, 8.0).unwrap(), expected, "{tied}");
+            let of_documents = expected - 8.0 * ATTENTION * 0.75;
+            assert_eq!(subject.training_flops(8, 2.0).unwrap(), of_documents, "{tied}");
         }
     }
 
@@ -84,6 +89,6 @@ mod tests {
             Lora::new(&LoraConfig { rank: 2, targets, ..LoraConfig::default() }, &config(true)).unwrap();
         let adapters = 3.0 * (2 * 16 + 16 * 2) as f64;
         let expected = 8.0 * (4.0 * (3.0 * BLOCK + 1600.0) + 6.0 * adapters + ATTENTION);
-        assert_eq!(Subject::new(config(true), Some(lora)).training_flops(8).unwrap(), expected);
+        assert_eq!(Subject::new(config(true), Some(lora)).training_flops(8, 8.0).unwrap(), expected);
     }
 }

@@ -35,6 +35,9 @@ struct LanguagePlan<'a> {
     ranks: usize,
     batch_size: usize,
     length: usize,
+    /// Tokens of a document, if attention stays within documents.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    document_length: Option<f64>,
     /// Micro-batches; `None` is 1, or as many as pipeline stages.
     accumulate: Option<usize>,
     /// Every how many blocks one is recomputed, or "selective".
@@ -139,6 +142,7 @@ impl LanguageTable<'_> {
             ranks: self.ranks.count,
             batch_size: self.training.batch_size,
             length: self.training.length,
+            document_length: self.training.document_length,
             accumulate: self.training.micro_batches,
             recompute: match self.training.recompute {
                 Recompute::None => None,
@@ -168,6 +172,10 @@ impl LanguageTable<'_> {
             Some(count) if count > 1 => format!(" in {count} micro-batches"),
             _ => String::new(),
         };
+        let documents = match training.document_length {
+            Some(length) => format!(", in documents of {length:.0},"),
+            None => String::new(),
+        };
         let again = match training.recompute {
             Recompute::None => String::new(),
             Recompute::Units | Recompute::Every(1) => "; all blocks are computed again".into(),
@@ -181,7 +189,7 @@ impl LanguageTable<'_> {
                 training.dtype.as_str()
             ),
             format!(
-                "{} rows of {} tokens a step{parts}; {}{again}",
+                "{} rows of {} tokens{documents} a step{parts}; {}{again}",
                 training.batch_size,
                 training.length,
                 training.optimizer.name()

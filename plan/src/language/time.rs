@@ -112,7 +112,7 @@ impl StepTime<'_> {
     }
 
     fn flops(&self, place: usize) -> [f64; 2] {
-        self.model.subject.flops(self.units, place, self.model.training.length)
+        self.model.subject.flops(self.units, place, self.model.training.attended())
     }
 
     /// Returns the computation of the pipeline rank that computes most, relative to the mean: the others wait for it.
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn where_nothing_is_sent_ranks_share_the_operations() {
         let training = Training { batch_size: 8, length: 32, ..Training::default() };
-        let flops = 8.0 * subject().training_flops(32).unwrap() / 1e9;
+        let flops = 8.0 * subject().training_flops(32, 32.0).unwrap() / 1e9;
         for layout in ["dp=1", "dp=4", "shard=4", "tp=4", "dp=2,tp=2", "shard=2,tp=2", "dp=2,shard=2"] {
             let ranks = layout.parse::<Layout>().unwrap().ranks() as f64;
             for micro_batches in [1, 2] {

@@ -37,6 +37,22 @@ pub struct Summary<'a> {
     /// Times of checkpoints, if some were written and measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoints: Option<CheckpointTimes>,
+    /// What became of documents that are packed whole, if any are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub packing: Option<PackedDocuments>,
+}
+
+/// What became of documents that are packed whole into rows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct PackedDocuments {
+    /// Number of documents.
+    pub documents: u64,
+    /// Number of those that were longer than a row, and were cut.
+    pub cut: u64,
+    /// Number of those that were longer than a row, and were left out.
+    pub dropped: u64,
+    /// Share of the places of an epoch's rows that are unused, from 0 to 1.
+    pub padding: f64,
 }
 
 /// What a step line contains in addition to the loss.

@@ -88,6 +88,13 @@ fn stages_of_one_layout_have_a_line_each() {
     let again = planned(&model, &["--recompute", "1"]);
     assert!(again.contains("; all blocks are computed again\n"), "{again}");
     assert!(activations(&again) < 0.7 * activations(&printed), "{printed}\n{again}");
+    // Attention within documents alone takes less time, and as much memory.
+    let of_documents = planned(&model, &["--document-length", "8"]);
+    assert!(
+        of_documents.contains("8 rows of 128 tokens, in documents of 8, a step; Adam\n"),
+        "{of_documents}"
+    );
+    assert_eq!(activations(&of_documents), activations(&printed));
     let adapters = planned(&model, &["--lora-rank", "4"]);
     assert!(adapters.contains(" parameters, of which "), "{adapters}");
 }

@@ -65,10 +65,13 @@ pub(super) fn replacement(job: &impl Job, rank: &Rank) -> Option<Replacement> {
     rank.newcomers_within.map(|within| Replacement { layout, within })
 }
 
+/// Number of rows of which the length of documents is measured.
+const SAMPLED_ROWS: usize = 256;
+
 /// Returns the floating-point operations of a step, over all ranks.
 pub(super) fn step_flops(batch_size: usize, subject: &Subject, rows: &Rows) -> Result<f64> {
     let planned = plan::language::Subject::new(subject.weights.config().clone(), subject.lora.clone());
-    Ok(planned.training_flops(rows.row_len())? * batch_size as f64)
+    Ok(planned.training_flops(rows.row_len(), rows.document_len(SAMPLED_ROWS)?)? * batch_size as f64)
 }
 
 /// Creates a rank's log: on rank 0, and on all ranks of an elastic run, since each may have to replace rank 0.

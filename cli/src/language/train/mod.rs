@@ -287,6 +287,7 @@ impl<J: Job> Command for J {
         let series = log.map(RunLog::finish).unwrap_or_default();
         let seconds = seconds.unwrap_or_default() + series.seconds;
         rank.checkpoints = trained::checkpoint_times(&summary);
+        rank.packing = trained::packed_documents(&rows);
         rank.stage = RankPhase::Trained;
         let is_first = rank.is_first();
         rank.write_summary(None, metrics.as_mut().filter(|_| is_first), seconds)?;
