@@ -27,7 +27,7 @@ pub struct Replicas<'a> {
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use comm::Local;
+/// use comm::{Communicator, Local};
 /// use strategy::{Replicas, check_replicas};
 ///
 /// let messages = Local::run(3, |comm| {
