@@ -21,6 +21,7 @@
 //! - [`Linear`], multi-head [`attention`], [`embedding`], [`gelu`] and [`relu`] are one operation each.
 //! - [`SelfAttention`] is attention with its projections: PyTorch's, or that of Llama and related models, whose other
 //!   layers are [`RmsNorm`], [`Rotary`] embedding, [`swiglu`], [`geglu`] and [`GatedMlp`].
+//! - [`Experts`] are feed-forward layers of which a [`Router`] chooses some for each token.
 //! - [`linear_cross_entropy`] is a language model's output layer and loss, without materializing the logits of all
 //!   rows at once.
 //! - [`conv2d`] and [`max_pool2d`] have PyTorch's gradients, and their backward is as fast as their forward pass.
@@ -61,11 +62,11 @@ pub use error::{Error, Result};
 pub use graph::activation_bytes;
 pub use kept::SavedBytes;
 pub use op::{
-    AttentionConfig, AttentionMask, Gate, GatedMlp, LayerNorm, Linear, LinearCrossEntropyConfig, RmsNorm,
-    Rotary, RotaryConfig, RotaryLayout, RotaryScaling, SelfAttention, attention, attention_with_key_mask,
-    columns, conv2d, cross_entropy, embedding, gated_mlp, geglu, geglu_tanh, gelu, layer_norm, linear,
-    linear_cross_entropy, linear_no_bias, log_softmax, max_pool2d, mse, multihead_attention, relu, rms_norm,
-    self_attention, softmax, swiglu,
+    AttentionConfig, AttentionMask, Experts, Gate, GatedMlp, LayerNorm, Linear, LinearCrossEntropyConfig,
+    RmsNorm, Rotary, RotaryConfig, RotaryLayout, RotaryScaling, Router, Routes, SelfAttention, attention,
+    attention_with_key_mask, columns, conv2d, cross_entropy, embedding, experts, gated_mlp, geglu,
+    geglu_tanh, gelu, layer_norm, linear, linear_cross_entropy, linear_no_bias, log_softmax, max_pool2d, mse,
+    multihead_attention, relu, rms_norm, self_attention, softmax, swiglu,
 };
 pub use precision::{Precision, autocast};
 pub use recompute::{

@@ -1,0 +1,160 @@
+//! Mixture of experts: feed-forward layers of which each token uses a few.
+
+mod combine;
+mod grouped;
+mod order;
+mod router;
+#[cfg(test)]
+mod tests;
+
+use candle_core::Tensor;
+use candle_nn::VarBuilder;
+
+use self::combine::combine;
+use self::grouped::grouped;
+use self::order::Order;
+pub use self::router::{Router, Routes};
+use super::embedding::embedding;
+use super::gated::Gate;
+use super::working_dtype;
+use crate::{Error, Result};
+
+const NAME: &str = "experts";
+
+/// Gated feed-forward layers ([`GatedMlp`](crate::GatedMlp)) of which a [`Router`] chooses some for each token: the output is the
+/// sum of theirs, weighted by the router. No token is dropped and nothing is padded: the tokens are sorted by expert, and each
+/// expert computes its own.
+///
+/// An expert that no token has chosen has a gradient of zeros, so that every parameter has one in every step and on every rank.
+///
+/// # Cost
+/// On a CPU, for each expert with tokens the three products of a dense layer on its adjacent rows, which are gathered once, with
+/// the weights as they lie; twice that in backward. Kept for backward, of each pair of a token and an expert: the rows gathered,
+/// before and after the activation, and the expert's output. The order of all sums is fixed: runs repeat to the bit. On other
+/// devices it is composed of candle's operations, with one product per expert as well; choosing the experts waits for the device.
+///
+/// # Source
+/// Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer" (2017); Gale et al.,
+/// "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts" (2022) for products without padding.
+///
+/// ```
+/// use candle_core::{DType, Device, Module, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use ops::{Gate, Router, backward, experts, linear_no_bias};
+///
+/// let vars = VarMap::new();
+/// let builder = VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu);
+/// let scores = linear_no_bias(4, 8, builder.pp("gate"))?;
+/// let router = Router::new("gate", 2)?;
+/// let experts = experts(8, 4, 6, Gate::Silu, builder.pp("experts"))?;
+///
+/// let x = Tensor::ones((2, 3, 4), DType::F32, &Device::Cpu)?;
+/// let routes = router.route(&scores.forward(&x)?)?;
+/// let y = experts.forward(&x, &routes)?;
+/// assert_eq!(y.dims(), [2, 3, 4]);
+/// let grads = backward(&y.sum_all()?)?;
+/// assert!(vars.all_vars().iter().all(|var| grads.get(var).is_some()));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Experts {
+    gate: Vec<Tensor>,
+    up: Vec<Tensor>,
+    down: Vec<Tensor>,
+    activation: Gate,
+}
+
+/// Makes [`Experts`] of the builder's `0.gate_proj.weight`, `0.up_proj.weight` and `0.down_proj.weight`, `1.gate_proj.weight` and
+/// so on: `count` experts of `hidden` features and `intermediate` inner ones, named as in the files of Qwen's models.
+///
+/// # Errors
+/// Variables of these names that exist with another shape; no experts.
+pub fn experts(
+    count: usize,
+    hidden: usize,
+    intermediate: usize,
+    activation: Gate,
+    builder: VarBuilder<'_>,
+) -> candle_core::Result<Experts> {
+    let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
+    let weight = |expert: usize, name: &str, shape: (usize, usize)| {
+        builder.pp(expert).pp(name).get_with_hints(shape, "weight", init)
+    };
+    let expert = |expert: usize| {
+        Ok([
+            weight(expert, "gate_proj", (intermediate, hidden))?,
+            weight(expert, "up_proj", (intermediate, hidden))?,
+            weight(expert, "down_proj", (hidden, intermediate))?,
+        ])
+    };
+    Experts::new((0..count).map(expert).collect::<candle_core::Result<_>>()?, activation)
+}
+
+impl Experts {
+    /// Experts of these weights, for each of them those of gate and up, `(intermediate, hidden)`, and down,
+    /// `(hidden, intermediate)`.
+    ///
+    /// # Errors
+    /// No experts; shapes or dtypes that differ.
+    pub fn new(weights: Vec<[Tensor; 3]>, activation: Gate) -> candle_core::Result<Self> {
+        let Some([first, ..]) = weights.first() else {
+            let (of, field, help) = ("Experts", "the number of experts", "it must be above 0");
+            return Err(Error::InvalidConfig { of, field, got: 0.0, help }.into());
+        };
+        let (inner, hidden) = first.dims2()?;
+        for [gate, up, down] in &weights {
+            check("gate", gate, &[inner, hidden], first)?;
+            check("up", up, &[inner, hidden], first)?;
+            check("down", down, &[hidden, inner], first)?;
+        }
+        let mut experts = Self { gate: Vec::new(), up: Vec::new(), down: Vec::new(), activation };
+        for [gate, up, down] in weights {
+            experts.gate.push(gate);
+            experts.up.push(up);
+            experts.down.push(down);
+        }
+        Ok(experts)
+    }
+
+    /// Number of experts.
+    pub fn count(&self) -> usize {
+        self.gate.len()
+    }
+
+    /// Computes the weighted sum of the experts that each token has chosen.
+    ///
+    /// # Shapes
+    /// `x` and the result `(.., hidden)`; `routes` of as many tokens.
+    ///
+    /// # Errors
+    /// Routes of another number of tokens or experts; dtypes that differ.
+    pub fn forward(&self, x: &Tensor, routes: &Routes) -> candle_core::Result<Tensor> {
+        working_dtype(NAME, x.dtype())?;
+        let hidden = self.gate[0].dim(1)?;
+        let flat = x.contiguous()?.reshape(((), hidden))?;
+        check("the input", &flat, &[routes.tokens(), hidden], &self.gate[0])?;
+        if routes.count() != self.count() {
+            let (of, field, help) =
+                ("Experts", "the number of experts of the routes", "give a score for each expert");
+            return Err(Error::InvalidConfig { of, field, got: routes.count() as f64, help }.into());
+        }
+        let order = Order::of(routes);
+        let rows = embedding(&flat, &order.tokens(x.device())?)?;
+        let gate = grouped(&rows, &self.gate, &order)?;
+        let up = grouped(&rows, &self.up, &order)?;
+        let out = grouped(&self.activation.apply(&gate, &up)?, &self.down, &order)?;
+        combine(&out, routes.weights(), &order)?.reshape(x.shape())
+    }
+}
+
+fn check(tensor: &'static str, got: &Tensor, expected: &[usize], first: &Tensor) -> Result<()> {
+    if got.dims() != expected {
+        let (expected, got) = (expected.to_vec(), got.dims().to_vec());
+        return Err(Error::ShapeMismatch { operation: NAME, tensor, expected, got });
+    }
+    if got.dtype() != first.dtype() {
+        let (expected, got) = (first.dtype(), got.dtype());
+        return Err(Error::DTypeMismatch { operation: NAME, tensor, expected, got });
+    }
+    Ok(())
+}

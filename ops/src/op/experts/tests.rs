@@ -1,0 +1,205 @@
+//! Equality with experts composed of candle's operations, one token and one expert at a time.
+
+use candle_core::{DType, Device, Module, Result, Tensor, Var};
+
+use super::super::assert_agree;
+use super::*;
+use crate::{Linear, Precision, autocast, backward, defer_weights, recompute, recompute_cheap};
+
+/// Numbers of experts, experts of a token, and tokens.
+const SIZES: [[usize; 3]; 6] = [[5, 2, 7], [8, 3, 33], [3, 3, 4], [6, 1, 1], [7, 2, 40], [1, 1, 3]];
+
+struct Case {
+    x: Var,
+    router: Var,
+    weights: Vec<[Var; 3]>,
+    per_token: usize,
+    normalized: bool,
+}
+
+impl Case {
+    fn new([count, per_token, tokens]: [usize; 3], normalized: bool, dtype: DType) -> Result<Self> {
+        let random = |dims: [usize; 2]| {
+            Var::from_tensor(&Tensor::randn(0f64, 0.5, &dims[..], &Device::Cpu)?.to_dtype(dtype)?)
+        };
+        let expert = |_| Ok([random([9, 6])?, random([9, 6])?, random([6, 9])?]);
+        let weights = (0..count).map(expert).collect::<Result<_>>()?;
+        Ok(Self { x: random([tokens, 6])?, router: random([count, 6])?, weights, per_token, normalized })
+    }
+
+    /// The same numbers in f64.
+    fn wide(&self) -> Result<Self> {
+        let wide = |var: &Var| Var::from_tensor(&var.to_dtype(DType::F64)?);
+        let weights = self.weights.iter().map(|[a, b, c]| Ok([wide(a)?, wide(b)?, wide(c)?]));
+        let weights = weights.collect::<Result<_>>()?;
+        let (x, router, per_token) = (wide(&self.x)?, wide(&self.router)?, self.per_token);
+        Ok(Self { x, router, weights, per_token, normalized: self.normalized })
+    }
+
+    fn vars(&self) -> Vec<&Var> {
+        [&self.x, &self.router].into_iter().chain(self.weights.iter().flatten()).collect()
+    }
+
+    fn layer(&self) -> Result<impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + Clone + 'static> {
+        let weights = self.weights.iter().map(|of| of.each_ref().map(|var| var.as_tensor().clone()));
+        let experts = Experts::new(weights.collect(), Gate::Silu)?;
+        let router = Router::new("gate", self.per_token)?.normalized(self.normalized);
+        let scores = Linear::new(self.router.as_tensor().clone(), None);
+        Ok(move |x: &Tensor| experts.forward(x, &router.route(&scores.forward(x)?)?))
+    }
+
+    fn fused(&self) -> Result<Tensor> {
+        self.layer()?(&self.x)
+    }
+
+    /// Each token's experts, one after the other.
+    fn composed(&self) -> Result<Tensor> {
+        let shares = candle_nn::ops::softmax(&self.x.matmul(&self.router.t()?)?, 1)?;
+        let values = shares.to_dtype(DType::F64)?.to_vec2::<f64>()?;
+        let mut rows = Vec::new();
+        for (token, values) in values.iter().enumerate() {
+            let mut order: Vec<usize> = (0..values.len()).collect();
+            order.sort_by(|a, b| values[*b].total_cmp(&values[*a]));
+            let (x, mut sum, mut total) = (self.x.narrow(0, token, 1)?, None::<Tensor>, None::<Tensor>);
+            for &expert in &order[..self.per_token] {
+                let [gate, up, down] = &self.weights[expert];
+                let inner = (x.matmul(&gate.t()?)?.silu()? * x.matmul(&up.t()?)?)?;
+                let share = shares.narrow(0, token, 1)?.narrow(1, expert, 1)?;
+                let own = inner.matmul(&down.t()?)?.broadcast_mul(&share)?;
+                sum = Some(sum.map_or(Ok(own.clone()), |sum| sum + &own)?);
+                total = Some(total.map_or(Ok(share.clone()), |total| total + &share)?);
+            }
+            let (sum, total) = (sum.unwrap(), total.unwrap());
+            rows.push(if self.normalized { sum.broadcast_div(&total)? } else { sum });
+        }
+        // So that experts without tokens have a gradient, too.
+        let all = self
+            .weights
+            .iter()
+            .flatten()
+            .try_fold(Tensor::zeros((), DType::F64, &Device::Cpu)?, |all, var| {
+                all + (var.as_tensor() * var.zeros_like()?)?.sum_all()?
+            })?;
+        Tensor::cat(&rows, 0)?.broadcast_add(&all)
+    }
+}
+
+#[test]
+fn results_and_gradients_are_those_of_single_tokens() -> Result<()> {
+    for sizes in SIZES {
+        for normalized in [false, true] {
+            let case = Case::new(sizes, normalized, DType::F64)?;
+            let outer = Tensor::randn(0f64, 1.0, case.x.dims(), &Device::Cpu)?;
+            let both = [case.fused()?, case.composed()?];
+            assert_agree(both, |y| (y * &outer)?.sum_all(), &case.vars(), 1e-10, &format!("{sizes:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// All of them are chosen by no token but one, whose gradient is zeros and not missing.
+#[test]
+fn an_expert_without_tokens_has_zeros() -> Result<()> {
+    let case = Case::new([5, 1, 6], false, DType::F64)?;
+    // Every token prefers the last expert.
+    case.x.set(&case.x.abs()?)?;
+    let router = Tensor::zeros((4, 6), DType::F64, &Device::Cpu)?;
+    case.router.set(&Tensor::cat(&[&router, &Tensor::ones((1, 6), DType::F64, &Device::Cpu)?], 0)?)?;
+    let y = case.fused()?;
+    for grads in [backward(&y.sum_all()?)?, y.sum_all()?.backward()?] {
+        for (expert, weights) in case.weights.iter().enumerate() {
+            for weight in weights {
+                let largest = grads.get(weight).unwrap().abs()?.max_all()?.to_scalar::<f64>()?;
+                assert_eq!(largest > 0.0, expert == 4, "{expert}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn recomputation_and_deferred_weights_change_no_bit() -> Result<()> {
+    let case = Case::new([5, 2, 40], true, DType::F32)?;
+    let layer = case.layer()?;
+    let numbers = |grads: candle_core::backprop::GradStore| {
+        let of = |var: &&Var| grads.get(var).unwrap().flatten_all()?.to_vec1::<f32>();
+        case.vars().iter().map(of).collect::<Result<Vec<_>>>()
+    };
+    let plain = numbers(backward(&layer(&case.x)?.sqr()?.sum_all()?)?)?;
+    assert_eq!(numbers(backward(&layer(&case.x)?.sqr()?.sum_all()?)?)?, plain);
+    for y in [recompute(&case.x, layer.clone())?, recompute_cheap(&case.x, layer.clone())?] {
+        assert_eq!(numbers(backward(&y.sqr()?.sum_all()?)?)?, plain);
+    }
+    let (mut grads, deferred) = defer_weights(|| backward(&layer(&case.x)?.sqr()?.sum_all()?))?;
+    assert!(case.weights.iter().flatten().all(|var| grads.get(var).is_none()));
+    deferred.compute(|id, gradient| {
+        let var = case.vars().into_iter().find(|var| var.id() == id).unwrap();
+        grads.insert(var, gradient);
+        Ok(())
+    })?;
+    assert_eq!(numbers(grads)?, plain);
+    Ok(())
+}
+
+#[test]
+fn frozen_experts_get_no_gradient() -> Result<()> {
+    let case = Case::new([4, 2, 5], false, DType::F64)?;
+    let weights = case.weights.iter().map(|of| of.each_ref().map(|var| var.detach()));
+    let experts = Experts::new(weights.collect(), Gate::Silu)?;
+    let routes = Router::new("gate", 2)?.route(&case.x.matmul(&case.router.t()?)?)?;
+    let grads = backward(&experts.forward(&case.x, &routes)?.sum_all()?)?;
+    assert!(grads.get(&case.x).is_some() && grads.get(&case.router).is_some());
+    assert!(case.weights.iter().flatten().all(|var| grads.get(var).is_none()));
+    Ok(())
+}
+
+/// 16 bits are those of f64, rounded: as in dense layers.
+#[test]
+fn sixteen_bits_equal_f64_to_their_digits() -> Result<()> {
+    for (dtype, digits) in [(DType::BF16, 8), (DType::F16, 11)] {
+        let case = Case::new([5, 2, 20], true, dtype)?;
+        let exact = case.wide()?;
+        let of = |case: &Case| {
+            let y = case.fused()?;
+            let grads = y.to_dtype(DType::F64)?.sqr()?.sum_all()?.backward()?;
+            let vars = case.vars().into_iter().map(|var| grads.get(var).unwrap().to_dtype(DType::F64));
+            vars.chain([y.to_dtype(DType::F64)]).collect::<Result<Vec<_>>>()
+        };
+        for (rounded, exact) in of(&case)?.iter().zip(&of(&exact)?) {
+            let gap = (rounded - exact)?.abs()?.max_all()?.to_scalar::<f64>()?;
+            let largest = exact.abs()?.max_all()?.to_scalar::<f64>()?;
+            assert!(gap <= 16.0 * 0.5f64.powi(digits) * largest.max(0.1), "{dtype:?}: {gap} of {largest}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn precision_is_that_of_the_scope() -> Result<()> {
+    let case = Case::new([3, 2, 20], false, DType::F32)?;
+    let (exact, rounded) = (case.fused()?, autocast(Precision::Bf16, || case.fused())?);
+    let gap = (exact - rounded)?.abs()?.max_all()?.to_scalar::<f32>()?;
+    assert!(gap > 0.0 && gap < 0.1, "{gap}");
+    Ok(())
+}
+
+#[test]
+fn misfits_are_named() -> Result<()> {
+    let line = |error: candle_core::Error| error.to_string();
+    let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, &Device::Cpu);
+    assert!(line(Router::new("gate", 0).unwrap_err()).contains("the number of experts of a token is 0"));
+    let router = Router::new("gate", 3)?;
+    assert!(line(router.route(&zeros(&[2, 2])?).unwrap_err()).contains("at most the number of experts"));
+    assert!(Experts::new(Vec::new(), Gate::Silu).is_err());
+    let expert = || Ok::<_, candle_core::Error>([zeros(&[4, 2])?, zeros(&[4, 2])?, zeros(&[2, 4])?]);
+    let odd = [zeros(&[4, 2])?, zeros(&[4, 3])?, zeros(&[2, 4])?];
+    let error = line(Experts::new(vec![expert()?, odd], Gate::Silu).unwrap_err());
+    assert!(error.contains("experts: up must be of shape [4, 2], got [4, 3]"), "{error}");
+    let experts = Experts::new(vec![expert()?; 3], Gate::Silu)?;
+    let routes = router.route(&zeros(&[2, 3])?)?;
+    let error = line(experts.forward(&zeros(&[3, 2])?, &routes).unwrap_err());
+    assert!(error.contains("the input must be of shape [2, 2], got [3, 2]"), "{error}");
+    let error = line(experts.forward(&zeros(&[2, 2])?, &router.route(&zeros(&[2, 4])?)?).unwrap_err());
+    assert!(error.contains("give a score for each expert"), "{error}");
+    Ok(())
+}
