@@ -6,11 +6,13 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
+use comm::autograd;
 use ops::{LinearCrossEntropyConfig, embedding};
 use training::build::{
     Builder, Division as Wanted, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig, WholeLayers,
 };
 
+use crate::context::sequence_dim;
 use crate::division::Division;
 use crate::{
     ColumnConfig, ColumnParallelLinear, Context, RowConfig, RowParallelLinear, ShardBuilder, Shards, Split,
@@ -104,6 +106,37 @@ impl Layers for Divided {
     fn of_heads(&self, vb: &VarBuilder<'static>) -> VarBuilder<'static> {
         let summed = self.ranks() > 1;
         WholeBackend { shards: self.at(&vb.root()), summed }.var_builder(&vb.prefix())
+    }
+
+    fn weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Tensor> {
+        self.check(vb)?;
+        let split = match config.division {
+            _ if self.ranks() == 1 => return WholeLayers.weight(vb, config),
+            Wanted::Whole => return WholeLayers.weight(&self.between(vb), config),
+            Wanted::Outputs => Split::ROWS,
+            Wanted::Inputs => Split::Columns,
+        };
+        let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
+        let builder = self.at(vb).frozen(config.frozen);
+        Ok(builder.get((config.outputs, config.inputs), "weight", init, split)?)
+    }
+
+    fn divide(&self, x: &Tensor) -> Result<Tensor> {
+        let context = self.context();
+        Ok(match context.sequence_parallel() {
+            _ if self.ranks() == 1 => x.clone(),
+            true => autograd::all_gather(x, sequence_dim(x.dims())?, context.comm())?,
+            false => autograd::copy_to_group(x, context.comm())?,
+        })
+    }
+
+    fn combine(&self, part: &Tensor) -> Result<Tensor> {
+        let context = self.context();
+        Ok(match context.sequence_parallel() {
+            _ if self.ranks() == 1 => part.clone(),
+            true => autograd::reduce_scatter(part, context.check_sequence(part.dims())?, context.comm())?,
+            false => autograd::reduce_from_group(part, context.comm())?,
+        })
     }
 
     fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Linear> {

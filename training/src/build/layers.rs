@@ -8,6 +8,8 @@ use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use ops::LinearCrossEntropyConfig;
 
+use super::frozen::frozen;
+
 /// How a linear layer is divided over tensor-parallel ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Division {
@@ -106,6 +108,34 @@ pub trait Layers: Send + Sync {
     /// part of the gradient.
     fn of_heads(&self, vb: &VarBuilder<'static>) -> VarBuilder<'static> {
         vb.clone()
+    }
+
+    /// Makes this rank's part of the builder's `weight`, for a module that computes with it itself: between
+    /// [`divide`](Self::divide) and [`combine`](Self::combine), as the ranks' parts of a divided layer do.
+    ///
+    /// # Errors
+    /// Sizes that are not divisible by the number of ranks; errors of the builder.
+    fn weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Tensor> {
+        let vb = if config.frozen { frozen(vb) } else { vb.clone() };
+        let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
+        vb.get_with_hints((config.outputs, config.inputs), "weight", init)
+    }
+
+    /// The input of a module of which each rank computes a part, at all positions of the sequence. Its gradient is the sum of those
+    /// of all ranks.
+    ///
+    /// # Errors
+    /// Failures of communication.
+    fn divide(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(x.clone())
+    }
+
+    /// The sum of what all ranks have computed of a module, at the positions that this rank has between divided layers.
+    ///
+    /// # Errors
+    /// Failures of communication.
+    fn combine(&self, part: &Tensor) -> Result<Tensor> {
+        Ok(part.clone())
     }
 
     /// Makes a linear layer of the builder's `weight` (outputs, inputs) and, if configured, `bias`.

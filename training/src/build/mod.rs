@@ -61,7 +61,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::{Result, bail};
+use candle_core::{Result, Tensor, bail};
 use candle_nn::VarBuilder;
 
 pub use frozen::frozen;
@@ -202,6 +202,14 @@ impl Part {
     /// Sizes that are not divisible by the number of ranks; errors of the builder.
     pub fn linear(&self, config: &LinearConfig) -> Result<Linear> {
         self.layers.linear(&self.vb, config)
+    }
+
+    /// Makes this rank's part of `weight`: see [`Layers::weight`].
+    ///
+    /// # Errors
+    /// Sizes that are not divisible by the number of ranks; errors of the builder.
+    pub fn weight(&self, config: &LinearConfig) -> Result<Tensor> {
+        self.layers.weight(&self.vb, config)
     }
 
     /// Makes a table of one vector for each token, `weight` (tokens, features), divided by tokens where layers are
