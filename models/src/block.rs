@@ -12,8 +12,10 @@ use ops::{
 };
 use training::build::{Division, Layers, Linear, LinearConfig, Part};
 
+use crate::experts::SparseFeedForward;
+use crate::names;
 use crate::rotary::Positions;
-use crate::{Family, ModelConfig};
+use crate::{ExpertsConfig, Family, ModelConfig};
 
 /// RMS norm or layer norm, by model family.
 #[derive(Debug)]
@@ -146,15 +148,28 @@ impl SelfAttention {
     }
 }
 
-#[derive(Debug)]
-enum FeedForward {
+pub(crate) enum FeedForward {
     Gated { gate: Linear, up: Linear, down: Linear, activation: Gate },
     Plain { up: Linear, down: Linear, activation: Gate },
+    Sparse(Box<SparseFeedForward>),
 }
 
 impl FeedForward {
-    fn new(config: &ModelConfig, part: &Part) -> Result<Self> {
-        let (hidden, wide, activation) = (config.hidden_size, config.intermediate_size, config.activation);
+    /// That of a block: dense, or with experts.
+    fn of_block(config: &ModelConfig, layer: usize, part: &Part) -> Result<Self> {
+        let is_sparse = |experts: &&ExpertsConfig| experts.layers.get(layer) == Some(&true);
+        match config.experts.as_ref().filter(is_sparse) {
+            Some(experts) => {
+                let part = part.pp(names::of_experts(config.family).block);
+                Ok(Self::Sparse(Box::new(SparseFeedForward::new(config, experts, &part)?)))
+            }
+            None => Self::new(config, config.intermediate_size, &part.pp("mlp")),
+        }
+    }
+
+    /// A dense one of this width.
+    pub(crate) fn new(config: &ModelConfig, wide: usize, part: &Part) -> Result<Self> {
+        let (hidden, activation) = (config.hidden_size, config.activation);
         let into = |name: &str| {
             part.pp(name)
                 .linear(&LinearConfig::new(hidden, wide, Division::Outputs).with_bias(config.mlp_bias))
@@ -182,6 +197,7 @@ impl Module for FeedForward {
                 down.forward(&activation.apply(&gate.forward(x)?, &up.forward(x)?)?)
             }
             Self::Plain { up, down, activation } => down.forward(&activation.activate(&up.forward(x)?)?),
+            Self::Sparse(experts) => experts.forward(x),
         }
     }
 }
@@ -225,15 +241,15 @@ impl Block {
         positions: Option<&Positions>,
         part: &Part,
     ) -> Result<Self> {
-        let [norm1, attention, norm2, feed_forward] = match config.family {
-            Family::Gpt2 => ["ln_1", "attn", "ln_2", "mlp"],
-            _ => ["input_layernorm", "self_attn", "post_attention_layernorm", "mlp"],
+        let [norm1, attention, norm2] = match config.family {
+            Family::Gpt2 => ["ln_1", "attn", "ln_2"],
+            _ => ["input_layernorm", "self_attn", "post_attention_layernorm"],
         };
         Ok(Self {
             before_attention: Norm::new(config, &part.pp(norm1))?,
             attention: SelfAttention::new(config, layer, positions, &part.pp(attention))?,
             before_feed_forward: Norm::new(config, &part.pp(norm2))?,
-            feed_forward: FeedForward::new(config, &part.pp(feed_forward))?,
+            feed_forward: FeedForward::of_block(config, layer, part)?,
             dropped: [
                 ResidualDropout::new(config.dropout.residual, "after_attention", part)?,
                 ResidualDropout::new(config.dropout.residual, "after_feed_forward", part)?,

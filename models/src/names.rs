@@ -23,6 +23,23 @@ pub(crate) fn of(family: Family) -> Names {
     }
 }
 
+/// Names within a block with experts.
+pub(crate) struct ExpertNames {
+    /// The feed-forward layer.
+    pub(crate) block: &'static str,
+    /// The matrices of an expert.
+    pub(crate) gate: &'static str,
+    pub(crate) up: &'static str,
+    pub(crate) down: &'static str,
+}
+
+pub(crate) fn of_experts(family: Family) -> ExpertNames {
+    match family {
+        Family::Mixtral => ExpertNames { block: "block_sparse_moe", gate: "w1", up: "w3", down: "w2" },
+        _ => ExpertNames { block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj" },
+    }
+}
+
 impl Names {
     /// Returns the name of the embedding's weight.
     pub(crate) fn embedding(&self) -> String {

@@ -1,7 +1,7 @@
 //! Initial weights of a model: from a folder, or random.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -247,7 +247,7 @@ pub(super) fn file_name(config: &ModelConfig, folder: &Folder, name: &str) -> St
 
 fn misfits(config: &ModelConfig, shapes: &BTreeMap<String, Vec<usize>>, folder: &Folder) -> TensorMismatches {
     let mut misfits = TensorMismatches { missing: folder.lost.clone(), ..TensorMismatches::default() };
-    let mut known = Vec::with_capacity(shapes.len());
+    let mut known = HashSet::with_capacity(shapes.len());
     for (name, dims) in shapes {
         let in_file = file_name(config, folder, name);
         let mut expected = dims.clone();
@@ -265,7 +265,7 @@ fn misfits(config: &ModelConfig, shapes: &BTreeMap<String, Vec<usize>>, folder: 
             }
             Some(_) => {}
         }
-        known.push(in_file);
+        known.insert(in_file);
     }
     // A tied head may be present.
     let is_known = |name: &String| {

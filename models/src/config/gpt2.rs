@@ -19,6 +19,7 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<ModelConfig> {
         vocab_size: fields.size("vocab_size")?,
         hidden_size,
         intermediate_size: fields.optional_size("n_inner")?.unwrap_or(4 * hidden_size),
+        experts: None,
         num_layers,
         num_heads,
         num_kv_heads: num_heads,

@@ -1,10 +1,10 @@
-//! `config.json` of Llama, Mistral, Qwen2 and Qwen3.
+//! `config.json` of Llama, Mistral, Qwen2 and Qwen3, with and without experts.
 
 use ops::Gate;
 use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
-use super::{DropoutConfig, Family, ModelConfig, rope};
+use super::{DropoutConfig, Family, ModelConfig, experts, rope};
 use crate::Result;
 
 pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfig> {
@@ -26,35 +26,49 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
     };
     let num_kv_heads = kv_heads(family, fields, num_heads)?;
     let attention_bias = match family {
-        Family::Llama | Family::Qwen3 => fields.flag("attention_bias", false)?,
+        Family::Llama | Family::Qwen3 | Family::Qwen3Moe => fields.flag("attention_bias", false)?,
         _ => false,
     };
     let windows = match family {
         Family::Mistral => mistral_windows(fields, num_layers)?,
+        Family::Mixtral => vec![fields.optional_size("sliding_window")?; num_layers],
+        Family::Qwen2Moe => qwen2_moe_windows(fields, num_layers)?,
+        Family::Qwen3Moe => qwen3_moe_windows(fields, num_layers)?,
         Family::Qwen2 | Family::Qwen3 => qwen_windows(fields, num_layers)?,
         _ => {
             fields.require_supported("layer_types", &json!(vec!["full_attention"; num_layers]))?;
             vec![None; num_layers]
         }
     };
+    let mut notes: Vec<String> = padding(fields).into_iter().collect();
+    if matches!(family, Family::Mixtral | Family::Qwen2Moe | Family::Qwen3Moe) {
+        notes.extend(experts::balance(fields)?);
+    }
+    let qkv_bias = match family {
+        Family::Qwen2 => true,
+        Family::Qwen2Moe => fields.flag("qkv_bias", true)?,
+        _ => attention_bias,
+    };
+    let [norm_eps, theta] = if family == Family::Mixtral { [1e-5, 1e6] } else { [1e-6, 1e4] };
     Ok(ModelConfig {
         family,
         vocab_size: fields.size("vocab_size")?,
         hidden_size,
         intermediate_size: fields.size("intermediate_size")?,
+        experts: experts::read(family, fields, num_layers)?,
         num_layers,
         num_heads,
         num_kv_heads,
         head_dim,
         max_len,
-        norm_eps: fields.not_negative("rms_norm_eps")?.unwrap_or(1e-6),
+        norm_eps: fields.not_negative("rms_norm_eps")?.unwrap_or(norm_eps),
         activation: activation(fields, "hidden_act", "silu")?,
-        rotary: Some(rope::read(fields, head_dim, max_len)?),
+        rotary: Some(rope::read(fields, head_dim, max_len, theta)?),
         windows,
-        qkv_bias: attention_bias || family == Family::Qwen2,
+        qkv_bias,
         out_bias: attention_bias,
         mlp_bias: family == Family::Llama && fields.flag("mlp_bias", false)?,
-        qk_norm: family == Family::Qwen3,
+        qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
         tied: fields.flag("tie_word_embeddings", false)?,
         dropout: DropoutConfig {
             attention: fields.probability("attention_dropout", 0.0)?,
@@ -62,7 +76,7 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
         },
         initializer_range: fields.not_negative("initializer_range")?.unwrap_or(0.02),
         json: Map::new(),
-        notes: padding(fields).into_iter().collect(),
+        notes,
     })
 }
 
@@ -104,6 +118,31 @@ fn mistral_windows(fields: &mut Fields<'_>, num_layers: usize) -> Result<Vec<Opt
     let is_there = fields.has("sliding_window");
     let window = fields.optional_size("sliding_window")?;
     Ok(vec![if is_there { window } else { Some(4096) }; num_layers])
+}
+
+/// Reads the sliding window, the same for all blocks, if `use_sliding_window` is set.
+fn qwen3_moe_windows(fields: &mut Fields<'_>, num_layers: usize) -> Result<Vec<Option<usize>>> {
+    // Not read by transformers.
+    fields.optional_size("max_window_layers")?;
+    let is_there = fields.has("sliding_window");
+    let window = fields.optional_size("sliding_window")?;
+    let window = if is_there { window } else { Some(4096) };
+    let is_on = fields.flag("use_sliding_window", false)?;
+    Ok(vec![window.filter(|_| is_on); num_layers])
+}
+
+/// Reads the sliding window of each block, from `layer_types`; without that, every second of the first `max_window_layers` blocks
+/// has one, if `use_sliding_window` is set.
+fn qwen2_moe_windows(fields: &mut Fields<'_>, num_layers: usize) -> Result<Vec<Option<usize>>> {
+    if fields.value("layer_types").is_some() || !fields.flag("use_sliding_window", false)? {
+        return qwen_windows(fields, num_layers);
+    }
+    let is_there = fields.has("sliding_window");
+    let window = fields.optional_size("sliding_window")?;
+    let window = if is_there { window } else { Some(4096) };
+    let first = fields.optional_size("max_window_layers")?.unwrap_or(28);
+    let is_windowed = |layer: usize| layer.is_multiple_of(2) && layer < first;
+    Ok((0..num_layers).map(|layer| window.filter(|_| is_windowed(layer))).collect())
 }
 
 /// Reads the sliding window of each block, from `layer_types` or `max_window_layers`; no windows unless

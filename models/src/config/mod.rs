@@ -1,5 +1,6 @@
 //! Model configuration, read from `config.json`.
 
+mod experts;
 mod fields;
 mod gpt2;
 mod llama;
@@ -14,6 +15,7 @@ use serde_json::{Map, Value};
 use crate::digest::Hash;
 use crate::{Error, Result};
 
+pub use experts::ExpertsConfig;
 pub(crate) use fields::Fields;
 
 /// Supported model families.
@@ -27,13 +29,28 @@ pub enum Family {
     Qwen2,
     /// `model_type` "qwen3": Llama with norms of queries and keys.
     Qwen3,
+    /// `model_type` "mixtral": Mistral with experts.
+    Mixtral,
+    /// `model_type` "qwen2_moe": Qwen2 with experts, one of them shared.
+    Qwen2Moe,
+    /// `model_type` "qwen3_moe": Qwen3 with experts.
+    Qwen3Moe,
     /// `model_type` "gpt2".
     Gpt2,
 }
 
 impl Family {
     /// All families.
-    pub const ALL: [Self; 5] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Gpt2];
+    pub const ALL: [Self; 8] = [
+        Self::Llama,
+        Self::Mistral,
+        Self::Mixtral,
+        Self::Qwen2,
+        Self::Qwen2Moe,
+        Self::Qwen3,
+        Self::Qwen3Moe,
+        Self::Gpt2,
+    ];
 
     /// Returns the `model_type` of a configuration.
     pub(crate) fn model_type(self) -> &'static str {
@@ -42,6 +59,9 @@ impl Family {
             Self::Mistral => "mistral",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Mixtral => "mixtral",
+            Self::Qwen2Moe => "qwen2_moe",
+            Self::Qwen3Moe => "qwen3_moe",
             Self::Gpt2 => "gpt2",
         }
     }
@@ -71,8 +91,10 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// Number of features of a token.
     pub hidden_size: usize,
-    /// Width of the feed-forward layers.
+    /// Width of the feed-forward layers without experts.
     pub intermediate_size: usize,
+    /// Experts of the feed-forward layers; `None` for a model without.
+    pub experts: Option<ExpertsConfig>,
     /// Number of blocks.
     pub num_layers: usize,
     /// Number of query heads.
@@ -197,7 +219,11 @@ impl ModelConfig {
                 help: help.into(),
             })
         };
-        if let Some((field, got)) = sizes.into_iter().find(|(_, size)| *size == 0) {
+        let experts = self.experts.iter().flat_map(|experts| {
+            let shared = experts.shared_width.map(|width| ("shared_expert_intermediate_size", width));
+            [Some(("the width of experts", experts.width)), shared].into_iter().flatten()
+        });
+        if let Some((field, got)) = sizes.into_iter().chain(experts).find(|(_, size)| *size == 0) {
             return refuse(field, got, "it must be above 0");
         }
         // Keeps the sizes of weights from overflowing.
@@ -244,7 +270,8 @@ impl ModelConfig {
     pub fn fingerprint(&self) -> String {
         let computed = Self { json: Map::new(), notes: Vec::new(), initializer_range: 0.0, ..self.clone() };
         let mut hash = Hash::default();
-        hash.add(format!("{computed:?}").as_bytes());
+        // Models without experts have the hash that they had before there were any.
+        hash.add(format!("{computed:?}").replace(", experts: None", "").as_bytes());
         hash.hex()
     }
 

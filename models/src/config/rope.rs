@@ -9,8 +9,13 @@ use crate::Result;
 const ORIGINAL_MAX_LEN_FIELD: &str = "original_max_position_embeddings";
 const SUPPORTED: &str = "supported are default, linear, llama3 and yarn";
 
-/// Reads `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
-pub(super) fn read(fields: &mut Fields<'_>, head_dim: usize, max_len: usize) -> Result<RotaryConfig> {
+/// Reads `rope_parameters`, or the older `rope_theta` and `rope_scaling`; `default_theta` is that of the family.
+pub(super) fn read(
+    fields: &mut Fields<'_>,
+    head_dim: usize,
+    max_len: usize,
+    default_theta: f64,
+) -> Result<RotaryConfig> {
     let theta = fields.above_zero("rope_theta")?;
     // These models' files only have the layout that is not interleaved: the two numbers of a pair are half a head
     // apart.
@@ -20,7 +25,10 @@ pub(super) fn read(fields: &mut Fields<'_>, head_dim: usize, max_len: usize) -> 
     let other = if name == "rope_parameters" { "rope_scaling" } else { "rope_parameters" };
     fields.require_supported(other, &json!(null))?;
     let Some(mut rope) = fields.object(name)? else {
-        return Ok(RotaryConfig { theta: theta.unwrap_or(10_000.0), ..RotaryConfig::new(head_dim, max_len) });
+        return Ok(RotaryConfig {
+            theta: theta.unwrap_or(default_theta),
+            ..RotaryConfig::new(head_dim, max_len)
+        });
     };
     let own_theta = rope.above_zero("rope_theta")?;
     rope.require_supported("partial_rotary_factor", &json!(1.0))?;
@@ -28,7 +36,7 @@ pub(super) fn read(fields: &mut Fields<'_>, head_dim: usize, max_len: usize) -> 
     let kind = rope.text("rope_type")?.or(old).unwrap_or("default");
     let scaling = scaling(kind, &mut rope, max_len)?;
     rope.finish()?;
-    let theta = own_theta.or(theta).unwrap_or(10_000.0);
+    let theta = own_theta.or(theta).unwrap_or(default_theta);
     Ok(RotaryConfig { theta, scaling, ..RotaryConfig::new(head_dim, max_len) })
 }
 

@@ -60,8 +60,14 @@ fn what_is_not_supported_is_named() {
         (vec![("hidden_size", json!(0))], ["hidden size is 0", "above 0"]),
         (vec![("vocab_size", json!("many"))], ["vocab_size is \"many\"", "whole number"]),
         (vec![("vocab_size", Value::Null)], ["vocab_size is missing", "give"]),
-        (vec![("model_type", json!("bert"))], ["\"bert\"", "llama, mistral, qwen2, qwen3, gpt2"]),
-        (vec![("model_type", Value::Null)], ["model_type is missing", "llama, mistral, qwen2, qwen3, gpt2"]),
+        (
+            vec![("model_type", json!("bert"))],
+            ["\"bert\"", "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gpt2"],
+        ),
+        (
+            vec![("model_type", Value::Null)],
+            ["model_type is missing", "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gpt2"],
+        ),
         (vec![("initializer_range", json!(-1))], ["initializer_range is -1", "0 or more"]),
         (vec![("initializer_range", json!(1e39))], ["initializer_range is 1000", "finite"]),
         (vec![("rms_norm_eps", json!(-1e-6))], ["rms_norm_eps is -0.000001", "0 or more"]),
@@ -208,4 +214,61 @@ fn windows_are_each_familys_own() {
             .to_string()
             .contains("layer_types")
     );
+}
+
+fn experts() -> Value {
+    let mut base = llama();
+    base["model_type"] = json!("qwen3_moe");
+    base["num_experts"] = json!(5);
+    base["num_experts_per_tok"] = json!(2);
+    base["moe_intermediate_size"] = json!(20);
+    base
+}
+
+#[test]
+fn experts_are_read() {
+    let of = |changes: &[(&str, Value)]| with(experts(), changes).unwrap().experts;
+    let all = of(&[]).unwrap();
+    assert_eq!((all.count, all.per_token, all.width, all.shared_width), (5, 2, 20, None));
+    assert_eq!((all.normalized, &all.layers[..]), (false, &[true, true][..]));
+    assert_eq!(of(&[("decoder_sparse_step", json!(2))]).unwrap().layers, [false, true]);
+    assert_eq!(of(&[("mlp_only_layers", json!([1]))]).unwrap().layers, [true, false]);
+    assert_eq!(of(&[("mlp_only_layers", json!([0, 1]))]), None);
+    assert_eq!(of(&[("num_experts", json!(0))]), None);
+    let mixtral = [
+        ("model_type", json!("mixtral")),
+        ("num_experts", Value::Null),
+        ("moe_intermediate_size", Value::Null),
+    ];
+    let mixtral = with(experts(), &[&mixtral[..], &[("num_local_experts", json!(3))]].concat()).unwrap();
+    assert_eq!(mixtral.rotary.unwrap().theta, 1e6);
+    let mixtral = mixtral.experts.unwrap();
+    assert_eq!((mixtral.count, mixtral.width, mixtral.normalized), (3, 48, true));
+    let balanced = with(experts(), &[("output_router_logits", json!(true))]).unwrap();
+    assert!(balanced.notes()[0].contains("output_router_logits"), "{:?}", balanced.notes());
+}
+
+#[test]
+fn experts_that_cannot_be_are_named() {
+    let line = |name: &str, value: Value| with(experts(), &[(name, value)]).unwrap_err().to_string();
+    for (name, value, said) in [
+        (
+            "num_experts_per_tok",
+            json!(6),
+            "num_experts_per_tok is 6; it must be from 1 to the number of experts, 5",
+        ),
+        ("num_experts_per_tok", json!(0), "num_experts_per_tok is 0"),
+        ("decoder_sparse_step", json!(0), "decoder_sparse_step is 0; it must be above 0"),
+        ("mlp_only_layers", json!([-1]), "mlp_only_layers is [-1]; it must be a list of indices"),
+        ("moe_intermediate_size", json!(0), "the width of experts is 0"),
+        ("shared_expert_intermediate_size", json!(4), "shared_expert_intermediate_size (4)"),
+        ("router_jitter_noise", json!(0.1), "router_jitter_noise (0.1)"),
+        ("n_group", json!(2), "n_group (2)"),
+    ] {
+        let got = line(name, value);
+        assert!(got.contains(said), "{got}");
+    }
+    let jitter = [("model_type", json!("mixtral")), ("router_jitter_noise", json!(0.1))];
+    let got = with(experts(), &jitter).unwrap_err().to_string();
+    assert!(got.contains("router_jitter_noise is 0.1; supported is 0"), "{got}");
 }

@@ -39,6 +39,18 @@ impl Layers for LoraLayers {
         self.inner.positions_before(own)
     }
 
+    fn weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Tensor> {
+        self.inner.weight(vb, &LinearConfig { frozen: true, ..config.clone() })
+    }
+
+    fn divide(&self, x: &Tensor) -> Result<Tensor> {
+        self.inner.divide(x)
+    }
+
+    fn combine(&self, part: &Tensor) -> Result<Tensor> {
+        self.inner.combine(part)
+    }
+
     fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Linear> {
         let base = self.inner.linear(vb, &LinearConfig { frozen: true, ..config.clone() })?;
         if !self.config.is_target(&vb.prefix()) {

@@ -60,7 +60,7 @@ impl Lora {
     /// Defines the adapters for a model.
     ///
     /// # Errors
-    /// A rank of 0; a target that is the embedding, the head or a norm, or matches no layer of the model: the error lists
+    /// A rank of 0; a target that is the embedding, the head, a norm, a router or an expert, or matches no layer of the model: the error lists
     /// the layers' names.
     pub fn new(config: &LoraConfig, model: &ModelConfig) -> Result<Self> {
         config.validate()?;
@@ -76,7 +76,7 @@ impl Lora {
         let others = shapes(&lora.model)?;
         let mut others = others.keys().map(String::as_str).chain([names::HEAD]);
         if others.any(|name| config::ends_with_target(&format!("{target}.weight"), name)) {
-            let help = "adapters of the embedding, the head and norms are not supported; name linear layers";
+            let help = "adapters of the embedding, the head, norms, routers and experts are not supported; name linear layers";
             return Err(Error::Invalid { what: "LoraConfig", field: "targets", got: target.clone(), help });
         }
         lora.config = LoraConfig::default();

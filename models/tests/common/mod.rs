@@ -13,7 +13,8 @@ use training::{Adam, AdamConfig};
 const WARMUP: usize = 5;
 
 /// Names of the model folders.
-pub(crate) const FOLDERS: [&str; 6] = ["llama", "llama-tied", "mistral", "qwen2", "qwen3", "gpt2"];
+pub(crate) const FOLDERS: [&str; 9] =
+    ["llama", "llama-tied", "mistral", "mixtral", "qwen2", "qwen2-moe", "qwen3", "qwen3-moe", "gpt2"];
 
 pub(crate) fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)

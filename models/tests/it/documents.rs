@@ -161,7 +161,9 @@ fn a_changed_token_changes_its_document_alone() -> Result<()> {
             let changed = tokens.flatten_all()?.copy()?;
             changed.slice_set(&Tensor::new(&[91u32], &Device::Cpu)?, 0, place)?;
             let differ = numbers(&(logits(&changed.reshape((2, LEN))?)? - &before)?.abs()?.max(2)?);
-            let changed: Vec<usize> = (0..2 * LEN).filter(|at| differ[*at] != 0.0).collect();
+            // The rows of an expert have other places in its products, which are rounded otherwise there.
+            let least = if model.config().experts.is_some() { 1e-5 } else { 0.0 };
+            let changed: Vec<usize> = (0..2 * LEN).filter(|at| differ[*at] > least).collect();
             // Two layers with windows of 5 see 8 tokens back.
             let end = if name == "mistral" { end.min(place + 9) } else { end };
             assert_eq!(changed, (place..end).collect::<Vec<_>>(), "{name}: token {place}");

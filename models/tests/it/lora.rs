@@ -156,8 +156,15 @@ fn new_adapters_change_nothing_at_first() -> Result<()> {
         for (name, var) in named_vars(&vars) {
             assert_eq!(grads.get(&var).is_some(), Lora::is_adapter(&name), "{name}");
         }
-        let per_block = if name == "gpt2" { 4 } else { 7 };
-        assert_eq!(lora.shapes().len(), 2 * per_block * 2, "{name}");
+        // As in peft, experts and routers have none; a shared expert and its gate have.
+        let layers = match name {
+            "gpt2" => 2 * 4,
+            "mixtral" => 2 * 4,
+            "qwen2-moe" => 7 + 8,
+            "qwen3-moe" => 7 + 4,
+            _ => 2 * 7,
+        };
+        assert_eq!(lora.shapes().len(), 2 * layers, "{name}");
         let other = VarMap::new();
         build(&weights.with_seed(1), &lora, &other);
         let first = lora.shapes().keys().find(|name| name.contains("lora_A")).unwrap();
@@ -199,7 +206,10 @@ fn adapters_that_cannot_be_are_named() {
     );
     assert!(line(targets("proj")).contains("matches no layer"));
     for target in ["lm_head", "embed_tokens", "norm"] {
-        assert!(line(targets(target)).contains("adapters of the embedding, the head and norms"), "{target}");
+        assert!(
+            line(targets(target)).contains("adapters of the embedding, the head, norms, routers and experts"),
+            "{target}"
+        );
     }
     assert!(line(LoraConfig { rank: 0, ..LoraConfig::default() }).contains("rank is 0"));
 

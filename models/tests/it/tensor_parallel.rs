@@ -79,7 +79,7 @@ fn divided_layers_train_as_one_process() {
 
 #[test]
 fn copies_of_divided_layers_train_as_one_process() {
-    for name in ["llama-tied", "qwen3", "gpt2"] {
+    for name in ["llama-tied", "qwen2-moe", "qwen3", "qwen3-moe", "gpt2"] {
         let losses = train(name, 2);
         let mean: Vec<f32> = losses[0].iter().zip(&losses[1]).map(|(a, b)| (a + b) / 2.0).collect();
         assert_losses(&mean, &Expected::of(name).losses(), name);
@@ -88,7 +88,7 @@ fn copies_of_divided_layers_train_as_one_process() {
 
 #[test]
 fn stages_of_divided_layers_train_as_one_process() {
-    for name in ["llama-tied", "qwen3", "gpt2"] {
+    for name in ["llama-tied", "qwen2-moe", "qwen3", "qwen3-moe", "gpt2"] {
         let (weights, expected) = (weights(name), Expected::of(name));
         let body = |comm: Comm| -> Result<Vec<f32>> {
             let mesh = Mesh::new(comm, &[("pp", 2), ("tp", 2)])?;

@@ -1,0 +1,89 @@
+//! Feed-forward layer with experts, of which each token uses a few, and optionally one that all tokens use.
+
+use std::sync::Arc;
+
+use candle_core::{DType, Module, Result, Tensor};
+use ops::tape::add;
+use ops::{Experts, Router};
+use training::build::{Division, Layers, Linear, LinearConfig, Part};
+
+use crate::block::FeedForward;
+use crate::names::{self, ExpertNames};
+use crate::{ExpertsConfig, ModelConfig};
+
+/// Experts, their router, and optionally a shared expert. Where layers are divided, each rank has a part of every expert and
+/// computes the whole router, whose gradient is then the sum over ranks.
+pub(crate) struct SparseFeedForward {
+    scores: ops::Linear,
+    router: Router,
+    experts: Experts,
+    shared: Option<SharedExpert>,
+    layers: Arc<dyn Layers>,
+}
+
+impl SparseFeedForward {
+    pub(crate) fn new(config: &ModelConfig, experts: &ExpertsConfig, part: &Part) -> Result<Self> {
+        let ExpertNames { gate, up, down, .. } = names::of_experts(config.family);
+        let (hidden, width, gate_part) = (config.hidden_size, experts.width, part.pp("gate"));
+        let expert = |expert: usize| {
+            let of = |name: &str, inputs, outputs, division| {
+                let part = part.pp("experts").pp(expert).pp(name);
+                part.weight(&LinearConfig::new(inputs, outputs, division))
+            };
+            Ok([
+                of(gate, hidden, width, Division::Outputs)?,
+                of(up, hidden, width, Division::Outputs)?,
+                of(down, width, hidden, Division::Inputs)?,
+            ])
+        };
+        let weights = (0..experts.count).map(expert).collect::<Result<_>>()?;
+        let vb = gate_part.of_heads();
+        let router = Router::new(&vb.prefix(), experts.per_token)?.normalized(experts.normalized);
+        Ok(Self {
+            scores: ops::linear_no_bias(hidden, experts.count, vb)?,
+            router,
+            experts: Experts::new(weights, config.activation)?,
+            shared: experts.shared_width.map(|width| SharedExpert::new(config, width, part)).transpose()?,
+            layers: part.layers().clone(),
+        })
+    }
+}
+
+impl Module for SparseFeedForward {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let all = self.layers.divide(x)?;
+        let routes = self.router.route(&self.scores.forward(&all)?)?;
+        let routed = self.layers.combine(&self.experts.forward(&all, &routes)?)?;
+        match &self.shared {
+            Some(shared) => add(&routed, &shared.forward(x)?),
+            None => Ok(routed),
+        }
+    }
+}
+
+/// An expert that all tokens use, times a number from 0 to 1 of each token.
+struct SharedExpert {
+    expert: FeedForward,
+    gate: Linear,
+}
+
+impl SharedExpert {
+    fn new(config: &ModelConfig, width: usize, part: &Part) -> Result<Self> {
+        let gate = LinearConfig::new(config.hidden_size, 1, Division::Whole);
+        Ok(Self {
+            expert: FeedForward::new(config, width, &part.pp("shared_expert"))?,
+            gate: part.pp("shared_expert_gate").linear(&gate)?,
+        })
+    }
+}
+
+impl Module for SharedExpert {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let wide = |x: Tensor| match x.dtype() {
+            DType::F16 | DType::BF16 => x.to_dtype(DType::F32),
+            _ => Ok(x),
+        };
+        let gate = candle_nn::ops::sigmoid(&wide(self.gate.forward(x)?)?)?;
+        wide(self.expert.forward(x)?)?.broadcast_mul(&gate)?.to_dtype(x.dtype())
+    }
+}
