@@ -45,6 +45,15 @@ pub(crate) fn mistral() -> ModelConfig {
     ModelConfig::from_json(json).unwrap()
 }
 
+/// Qwen2-MoE: experts, of which a rank's rows choose only some, a shared one, and a dense layer among them.
+pub(crate) fn experts() -> ModelConfig {
+    let json = r#"{"model_type": "qwen2_moe", "vocab_size": 48, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 6,
+         "num_attention_heads": 8, "num_key_value_heads": 8, "hidden_act": "silu", "max_position_embeddings": 16, "num_experts": 12,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 8, "mlp_only_layers": [2],
+         "rms_norm_eps": 1e-5, "initializer_range": 0.2, "rope_theta": 10000.0}"#;
+    ModelConfig::from_json(json).unwrap()
+}
+
 /// The rows of a step; some targets do not count, a different number in each row.
 pub(crate) fn batch(step: usize) -> (Tensor, Tensor) {
     batch_of(step, LEN)
@@ -84,6 +93,8 @@ pub(crate) struct Setup {
     pub(crate) gpt2: bool,
     /// Use Mistral in place of the others.
     pub(crate) mistral: bool,
+    /// Use Qwen2-MoE in place of the others.
+    pub(crate) experts: bool,
     /// Length of rows.
     pub(crate) len: usize,
     pub(crate) dropout: f64,
@@ -102,6 +113,7 @@ impl Default for Setup {
             sequence_parallel: false,
             gpt2: false,
             mistral: false,
+            experts: false,
             len: LEN,
             dropout: 0.0,
             packed: false,
@@ -133,9 +145,10 @@ impl Setup {
     }
 
     fn config(&self) -> ModelConfig {
-        let config = match (self.mistral, self.gpt2) {
-            (true, _) => mistral(),
-            (_, true) => gpt2(),
+        let config = match (self.experts, self.mistral, self.gpt2) {
+            (true, ..) => experts(),
+            (_, true, _) => mistral(),
+            (.., true) => gpt2(),
             _ => config(self.tied),
         };
         config.with_dropout(self.dropout).unwrap()

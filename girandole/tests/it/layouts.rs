@@ -129,6 +129,36 @@ fn f32_in_every_layout() {
     }
 }
 
+/// Also experts that no token of a rank has chosen.
+#[test]
+fn experts_in_every_layout() {
+    let plain = Setup { experts: true, ..Setup::default() };
+    for setup in [plain, Setup { packed: true, ..plain }] {
+        let expected = train_as("", setup);
+        for layout in LAYOUTS {
+            assert_equal(layout, &train_as(layout, setup), &expected, 1e-10);
+        }
+        let divided = Setup { sequence_parallel: true, ..setup };
+        for layout in LAYOUTS.into_iter().filter(|layout| layout.contains("tp=2")) {
+            assert_equal(layout, &train_as(layout, divided), &expected, 1e-10);
+        }
+        for recompute in [Recompute::Units, Recompute::Selective, Recompute::Every(2)] {
+            for (layout, setup) in
+                [("", setup), ("shard=2", setup), ("pp=2", setup), ("pp=2,tp=2", setup), ("tp=2", divided)]
+            {
+                assert_equal(layout, &train_as(layout, Setup { recompute, ..setup }), &expected, 1e-10);
+            }
+        }
+        for schedule in
+            [ScheduleKind::GPipe, ScheduleKind::Interleaved, ScheduleKind::ZbH1, ScheduleKind::ZbV]
+        {
+            for (layout, setup) in [("pp=2", setup), ("pp=2,shard=2", setup), ("pp=2,tp=2", divided)] {
+                assert_equal(layout, &train_as(layout, Setup { schedule, ..setup }), &expected, 1e-10);
+            }
+        }
+    }
+}
+
 #[test]
 fn every_schedule_of_stages_with_shards() {
     let expected = train_as("", Setup::default());
