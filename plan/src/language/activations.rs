@@ -1,6 +1,6 @@
 //! Activations kept for backward per token, by unit: outputs of operations, and what operations keep internally.
 
-use models::{Family, Lora, ModelConfig};
+use models::{ExpertsConfig, Family, Lora, ModelConfig};
 
 use super::outline::Unit;
 use super::{Numbers, Subject};
@@ -57,13 +57,13 @@ impl<'a> PerToken<'a> {
 
     /// Returns the bytes kept by a block.
     pub(super) fn block(self, unit: &Unit) -> usize {
-        let &ModelConfig { hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, .. } =
-            self.config;
+        let &ModelConfig { hidden_size, num_heads, num_kv_heads, head_dim, .. } = self.config;
         let heads = num_heads / self.tp;
         let (queries, keys) = (heads * head_dim, num_kv_heads / self.tp * head_dim);
-        let (qkv, hidden) = (queries + 2 * keys, intermediate_size / self.tp);
+        let qkv = queries + 2 * keys;
         let Numbers { element, working } = self.numbers;
-        let layers: usize = unit.layers.iter().map(|layer| self.layer(layer)).sum();
+        let layers = unit.layers.iter().filter(|layer| !layer.is_expert());
+        let layers: usize = layers.map(|layer| self.layer(layer)).sum();
         let norms = 2 * self.wide(hidden_size, hidden_size);
         let by_head = match self.config.qk_norm {
             true => self.wide(queries, queries) + self.wide(keys, keys),
@@ -76,10 +76,35 @@ impl<'a> PerToken<'a> {
         // Fused queries, keys and values are copied to separate tensors.
         let apart = if self.config.family == Family::Gpt2 && element == working { qkv * element } else { 0 };
         let attention = self.wide(qkv, queries) + heads * working + apart;
-        let inputs = if self.config.family == Family::Gpt2 { hidden } else { 2 * hidden };
-        let activation = self.wide(inputs, hidden);
+        let is_sparse = unit.layers.iter().any(super::outline::Layer::is_expert);
+        let feed_forward = match self.config.experts.as_ref().filter(|_| is_sparse) {
+            Some(experts) => self.experts(experts),
+            None => self.activation(self.config.intermediate_size),
+        };
         let sums = 2 * (self.output() + self.dropped(self.config.dropout.residual, self.output()));
-        layers + norms + by_head + rotated + attention + activation + sums
+        layers + norms + by_head + rotated + attention + feed_forward + sums
+    }
+
+    /// Returns the bytes kept by the activation of a dense feed-forward layer.
+    fn activation(self, width: usize) -> usize {
+        let hidden = width / self.tp;
+        let inputs = if self.config.family == Family::Gpt2 { hidden } else { 2 * hidden };
+        self.wide(inputs, hidden)
+    }
+
+    /// Returns the bytes kept by experts beside the layers that all tokens use.
+    fn experts(self, experts: &ExpertsConfig) -> usize {
+        let Numbers { element, working } = self.numbers;
+        let hidden = self.config.hidden_size;
+        // The rows gathered, the results of the three products, and the activation.
+        let products = (2 * hidden + 2 * experts.width / self.tp) * element;
+        let of_each = products + self.activation(experts.width);
+        // Scores, their shares, the weights of the chosen ones, and the sum; a shared expert times its gate, and their sum.
+        let scores = self.wide(experts.count, 0) + experts.count * (element + working);
+        let shared = experts.shared_width.map_or(0, |width| {
+            self.activation(width) + self.wide(hidden, hidden) + self.wide(1, 0) + working + hidden * element
+        });
+        experts.per_token * (of_each + working) + scores + hidden * element + shared
     }
 
     /// Returns the bytes kept by a block with selective recomputation: its input, and the results of matrix products
@@ -87,7 +112,13 @@ impl<'a> PerToken<'a> {
     pub(super) fn products(self, unit: &Unit) -> usize {
         let heads = self.config.num_heads / self.tp;
         let Numbers { element, working } = self.numbers;
-        let layers: usize = unit.layers.iter().map(|layer| layer.outputs * element).sum();
+        let kept =
+            |layer: &super::outline::Layer| (layer.outputs * element) as f64 * layer.share(self.config);
+        let layers = unit.layers.iter().map(kept).sum::<f64>().round() as usize;
+        // The scores of a router are a product, too.
+        let is_sparse = unit.layers.iter().any(super::outline::Layer::is_expert);
+        let experts = self.config.experts.as_ref().filter(|_| is_sparse);
+        let layers = layers + experts.map_or(0, |experts| experts.count * element);
         self.output() + layers + heads * (self.config.head_dim * element + working)
     }
 
@@ -108,7 +139,10 @@ impl<'a> PerToken<'a> {
         let &ModelConfig { hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, .. } =
             self.config;
         let qkv = (num_heads + 2 * num_kv_heads) * head_dim / self.tp;
-        let hidden = intermediate_size / self.tp;
+        let of_experts =
+            |experts: &ExpertsConfig| experts.per_token * (experts.width / self.tp + hidden_size / 2);
+        let sparse = self.config.experts.as_ref().map_or(0, of_experts);
+        let hidden = (intermediate_size / self.tp).max(sparse);
         let most = match self.config.family {
             // Gradients of the separate parts are padded to the fused width, and added.
             Family::Gpt2 => (4 * qkv).max(3 * hidden),

@@ -11,10 +11,11 @@ impl Subject {
     /// addition count as one operation each.
     ///
     /// For each token: 6 for each parameter of a matrix product (2 in forward, 2 for the gradient of its input, 2 for
-    /// its own gradient), or 4 if the parameter is frozen; this includes the head, but not the embedding. Attention
+    /// its own gradient), or 4 if the parameter is frozen; this includes the head, but not the embedding, and of experts
+    /// only those that a token uses. Attention
     /// adds `12 * layers * heads * head_dim * document_length`, with the sliding window in its place if that is shorter.
-    /// Recomputation in backward does not count; the causal mask does not reduce the count; norms, softmax and the
-    /// optimizer are not counted.
+    /// Recomputation in backward does not count; the causal mask does not reduce the count; norms, softmax, routers and
+    /// the optimizer are not counted.
     ///
     /// # Errors
     /// A model that cannot be built.
@@ -31,17 +32,18 @@ impl Subject {
     pub(super) fn flops(&self, units: &[Unit], place: usize, attended: f64) -> [f64; 2] {
         let (config, unit) = (&self.config, &units[place]);
         let mut sum = [0.0; 2];
-        let mut product = |numbers: usize, is_trained: bool| {
-            sum[0] += 2.0 * numbers as f64;
-            sum[1] += if is_trained { 4.0 } else { 2.0 } * numbers as f64;
+        let mut product = |numbers: f64, is_trained: bool| {
+            sum[0] += 2.0 * numbers;
+            sum[1] += if is_trained { 4.0 } else { 2.0 } * numbers;
         };
         for layer in &unit.layers {
             let weight = format!("{}.weight", layer.name);
             let of = unit.tensors.iter().find(|tensor| tensor.name == weight);
-            product(layer.inputs * layer.outputs, of.is_none_or(|weight| weight.is_trained));
+            let numbers = (layer.inputs * layer.outputs) as f64 * layer.share(config);
+            product(numbers, of.is_none_or(|weight| weight.is_trained));
         }
         if place + 1 == units.len() {
-            product(config.vocab_size * config.hidden_size, self.lora.is_none());
+            product((config.vocab_size * config.hidden_size) as f64, self.lora.is_none());
         } else if place > 0 {
             let window = config.windows.get(place - 1).copied().flatten();
             let attended = window.map_or(attended, |window| attended.min(window as f64));

@@ -47,6 +47,21 @@ pub struct Layer {
     pub division: Division,
 }
 
+impl Layer {
+    /// Whether it belongs to one of several experts.
+    pub(super) fn is_expert(&self) -> bool {
+        self.name.contains(".experts.")
+    }
+
+    /// Returns the share of tokens that use it: the rest of an expert's parameters is not active.
+    pub(super) fn share(&self, config: &ModelConfig) -> f64 {
+        match config.experts.as_ref().filter(|_| self.is_expert()) {
+            Some(experts) => experts.per_token as f64 / experts.count as f64,
+            None => 1.0,
+        }
+    }
+}
+
 impl Unit {
     /// Returns the number of elements of all parameters.
     pub fn elements(&self) -> usize {
@@ -180,14 +195,9 @@ impl DividedLayers {
             false => bail!("the {size} {what} of {name} cannot be divided over tp={} ranks", self.ranks),
         }
     }
-}
 
-impl Layers for DividedLayers {
-    fn ranks(&self) -> usize {
-        self.ranks
-    }
-
-    fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> CandleResult<Linear> {
+    /// Records a rank's part of a layer, and returns it.
+    fn part(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> CandleResult<LinearConfig> {
         let (mut own, name) = (config.clone(), vb.prefix());
         match config.division {
             Division::Whole => {}
@@ -198,7 +208,21 @@ impl Layers for DividedLayers {
             let LinearConfig { inputs, outputs, division, .. } = own;
             unit.layers.push(Layer { name, inputs, outputs, division });
         }
-        WholeLayers.linear(vb, &own)
+        Ok(own)
+    }
+}
+
+impl Layers for DividedLayers {
+    fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> CandleResult<Linear> {
+        WholeLayers.linear(vb, &self.part(vb, config)?)
+    }
+
+    fn weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> CandleResult<Tensor> {
+        WholeLayers.weight(vb, &self.part(vb, config)?)
     }
 
     fn vocabulary(

@@ -6,7 +6,7 @@ use girandole::Layout;
 use pipeline::{ActionKind, Schedule};
 use training::build::Division;
 
-use super::outline::Unit;
+use super::outline::{Layer, Unit};
 use super::partition::{PartitionedModel, owned_units};
 use crate::collective::{all_reduce, part};
 
@@ -91,11 +91,16 @@ impl PartitionedModel<'_> {
             return reduce(hidden);
         }
         let times = if self.recomputes_products(place) { 2.0 } else { 1.0 };
-        let of_layer = |layer: &super::outline::Layer| match layer.division {
+        // Experts have one sum forward and one backward for all of them.
+        let unit = &self.units[place];
+        let experts =
+            if unit.layers.iter().any(Layer::is_expert) { (1.0 + times) * reduce(hidden) } else { 0.0 };
+        let of_layer = |layer: &Layer| match layer.division {
+            _ if layer.is_expert() => 0.0,
             Division::Whole => 0.0,
             Division::Inputs => times * reduce(layer.outputs as f64),
             Division::Outputs => reduce(layer.inputs as f64),
         };
-        self.units[place].layers.iter().map(of_layer).sum()
+        unit.layers.iter().map(of_layer).sum::<f64>() + experts
     }
 }
