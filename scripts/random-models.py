@@ -50,7 +50,7 @@ def rotary(draw):
 
 def configuration(draw):
     """A configuration that girandole supports."""
-    family = draw.choice(["llama", "llama", "mistral", "qwen2", "qwen3", "gpt2"])
+    family = draw.choice(["llama", "llama", "mistral", "qwen2", "qwen3", "gpt2", "mixtral", "qwen2_moe", "qwen3_moe"])
     heads, width = draw.choice([2, 3, 4, 6, 8]), draw.choice([4, 8, 16])
     layers, vocabulary, positions = draw.choice([2, 3, 4]), draw.choice([37, 64, 101, 130]), draw.choice([16, 24, 40])
     if family == "gpt2":
@@ -65,6 +65,16 @@ def configuration(draw):
         max_position_embeddings=positions, rms_norm_eps=draw.choice([1e-6, 1e-5, 1e-3]), tie_word_embeddings=draw.random() < 0.5,
         hidden_act=draw.choice(["silu", "gelu", "gelu_pytorch_tanh"]), rope_parameters=rotary(draw),
     )
+    if family in ("mixtral", "qwen2_moe", "qwen3_moe"):
+        common |= dict(num_experts_per_tok=draw.choice([1, 2, 3]), router_aux_loss_coef=0.0)
+        several = draw.choice([5, 6, 7, 8])
+        if family == "mixtral":
+            return transformers.MixtralConfig(**common, num_local_experts=several, sliding_window=draw.choice([None, 7]))
+        common |= dict(num_experts=several, moe_intermediate_size=draw.choice([12, 20]), norm_topk_prob=draw.random() < 0.5,
+                       decoder_sparse_step=draw.choice([1, 1, 2]), mlp_only_layers=draw.choice([[], [0], [1]]))
+        if family == "qwen2_moe":
+            return transformers.Qwen2MoeConfig(**common, shared_expert_intermediate_size=draw.choice([12, 28]))
+        return transformers.Qwen3MoeConfig(**common, head_dim=width)
     if family == "qwen2":
         window = dict(use_sliding_window=draw.random() < 0.4, sliding_window=5, max_window_layers=draw.choice([0, 1, 2]))
         return transformers.Qwen2Config(**common, **window)
@@ -240,6 +250,9 @@ def compare(girandole, seed, lora, packed, folder):
         for parameter in model.parameters():
             parameter.add_(0.08 * torch.randn_like(parameter))
     dtype = draw.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16])
+    if hasattr(config, "num_experts_per_tok"):
+        # Saved in 16 bits, other experts would be chosen.
+        dtype = torch.float32
     begin, begun, data, out, metrics = (os.path.join(folder, name) for name in ("model", "adapters", "t.safetensors", "out", "m.jsonl"))
     model.to(dtype).save_pretrained(begin, max_shard_size=draw.choice(["10KB", "1GB"]))
     model = load(begin)

@@ -74,7 +74,12 @@ pub(crate) fn check_divisible(layout: &Layout, model: &ModelConfig) -> Result<()
         ("heads of keys and values", model.num_kv_heads),
         ("features of feed-forward layers", model.intermediate_size),
     ];
-    if let Some((what, size)) = sizes.into_iter().find(|(_, size)| !size.is_multiple_of(layout.tp)) {
+    let experts = model.experts.iter().flat_map(|experts| {
+        let shared = experts.shared_width.map(|width| ("features of a shared expert", width));
+        [Some(("features of experts", experts.width)), shared].into_iter().flatten()
+    });
+    let mut sizes = sizes.into_iter().chain(experts);
+    if let Some((what, size)) = sizes.find(|(_, size)| !size.is_multiple_of(layout.tp)) {
         return refuse(format!("the model's {size} {what} cannot be divided over tp={} ranks", layout.tp));
     }
     let units = model.num_layers + 2;
