@@ -8,7 +8,7 @@
     scripts/random-models.py --count 50 --packed  # rows of documents in every run
 
 Each seed draws a family, sizes, windows, rotary scaling, biases, ties, files of some dtype, rows or documents and how they are packed, a layout
-of at most 4 ranks, accumulation, recomputation, schedule and clipping. transformers gets packed rows with a mask of each document's own tokens,
+of at most 8 ranks, accumulation, recomputation, schedule and clipping. transformers gets packed rows with a mask of each document's own tokens,
 and positions that begin with each document. Both take the same steps from the same folder. Losses must agree within 1e-4, and what is saved must have the other's
 logits when transformers loads it. A seed that fails is printed with its command and configuration, and taken again by `--first SEED --count 1`.
 """
@@ -280,7 +280,9 @@ def compare(girandole, seed, lora, packed, folder):
         "model": begin, "data": data, "out": out, "metrics": metrics, "steps": STEPS, "batch-size": rows, "length": length, "lr": lr,
         "schedule": "constant", "weight-decay": decay, "clip": clip, "accumulate": parts,
     }
-    options |= {"mesh": ",".join(f"{axis}=2" for axis in axes)} if axes else {}
+    mesh = [f"{axis}=2" for axis in axes]
+    mesh += [f"cp={of_rows.choice([2] if len(axes) == 2 else [2, 3, 4])}"] if of_rows.random() < 0.4 else []
+    options |= {"mesh": ",".join(mesh)} if mesh else {}
     options |= {name: value for name, value in [("packing", packing), ("too-long", too_long)] if value}
     options |= {"adapters": begun} if lora else {}
     options |= {"recompute": draw.choice([1, 2, "selective"])} if draw.random() < 0.4 else {}
