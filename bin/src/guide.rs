@@ -20,6 +20,7 @@ chapters! {
     DataParallelism: "book/src/ddp.md",
     Sharding: "book/src/fsdp.md",
     TensorParallelism: "book/src/tensor-parallel.md",
+    ContextParallelism: "book/src/context-parallel.md",
     Pipelines: "book/src/pipeline.md",
     Data: "book/src/data.md",
     Checkpoints: "book/src/checkpoints.md",

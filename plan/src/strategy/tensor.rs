@@ -13,17 +13,13 @@ pub(super) fn estimate(model: &Model, setting: &Setting, tp: usize, sequence_par
     let whole = model.sum(|unit| unit.whole.iter().sum());
     let own = model.sum(|unit| unit.divided.iter().sum::<u64>()) / tp as u64 + whole;
     let kept = kept(model, tp, sequence_parallel);
-    // If gradients of divided layers are averaged over replicas, the graph has an additional number for each tensor.
-    let numbers = if dp > 1 { model.sum(|unit| unit.divided.len() as u64) * element } else { 0 };
     let weights = (own * element) as f64;
     let memory = Memory {
         parameters: weights + (model.sum(|unit| unit.buffers) * element) as f64,
         buffers: 0.0,
         gradients: weights,
         optimizer: weights * setting.optimizer as f64,
-        activations: bytes_of(kept, samples, element)
-            + model.kept_apart(samples, 1, element)
-            + numbers as f64,
+        activations: bytes_of(kept, samples, element) + model.kept_apart(samples, 1, element),
     };
     let sent = along_tp(model, (tp, sequence_parallel), whole, (samples, element));
     let sent = sent + all_reduce(own * element, dp);

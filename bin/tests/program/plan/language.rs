@@ -111,9 +111,9 @@ fn options_that_do_not_go_together_are_refused() {
     refused(&["--model", &model, "--mesh", "pp=2", "--ranks", "4"], "--ranks");
     refused(&["--mesh", "pp=2"], "--model");
     let printed =
-        text(&PLAN.succeed(&[&["--model", &model, "--mesh", "cp=2"][..], &MACHINE].concat()).stdout);
+        text(&PLAN.succeed(&[&["--model", &model, "--mesh", "dp=16"][..], &MACHINE].concat()).stdout);
     assert!(
-        printed.contains("\nnot possible: cp=2: ") && printed.ends_with("\nnothing is possible\n"),
+        printed.contains("\nnot possible: dp=16: ") && printed.ends_with("\nnothing is possible\n"),
         "{printed}"
     );
 }
