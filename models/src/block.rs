@@ -7,12 +7,12 @@ use candle_nn::ModuleT;
 use candle_nn::kv_cache::Cache as Kept;
 use ops::tape::add;
 use ops::{
-    AttentionConfig, AttentionMask, Dropout, Gate, LayerNorm, RmsNorm, attention, columns, layer_norm,
-    rms_norm,
+    AttentionConfig, AttentionMask, Dropout, LayerNorm, RmsNorm, attention, columns, layer_norm, rms_norm,
 };
 use training::build::{Division, Layers, Linear, LinearConfig, Part};
 
 use crate::experts::SparseFeedForward;
+use crate::feed_forward::FeedForward;
 use crate::names;
 use crate::rotary::Positions;
 use crate::{ExpertsConfig, Family, ModelConfig};
@@ -148,55 +148,29 @@ impl SelfAttention {
     }
 }
 
-pub(crate) enum FeedForward {
-    Gated { gate: Linear, up: Linear, down: Linear, activation: Gate },
-    Plain { up: Linear, down: Linear, activation: Gate },
+/// The feed-forward layer of a block: dense, or with experts.
+enum BlockFeedForward {
+    Dense(FeedForward),
     Sparse(Box<SparseFeedForward>),
 }
 
-impl FeedForward {
-    /// That of a block: dense, or with experts.
-    fn of_block(config: &ModelConfig, layer: usize, part: &Part) -> Result<Self> {
+impl BlockFeedForward {
+    fn new(config: &ModelConfig, layer: usize, part: &Part) -> Result<Self> {
         let is_sparse = |experts: &&ExpertsConfig| experts.layers.get(layer) == Some(&true);
         match config.experts.as_ref().filter(is_sparse) {
             Some(experts) => {
                 let part = part.pp(names::of_experts(config.family).block);
                 Ok(Self::Sparse(Box::new(SparseFeedForward::new(config, experts, &part)?)))
             }
-            None => Self::new(config, config.intermediate_size, &part.pp("mlp")),
+            None => Ok(Self::Dense(FeedForward::new(config, config.intermediate_size, &part.pp("mlp"))?)),
         }
-    }
-
-    /// A dense one of this width.
-    pub(crate) fn new(config: &ModelConfig, wide: usize, part: &Part) -> Result<Self> {
-        let (hidden, activation) = (config.hidden_size, config.activation);
-        let into = |name: &str| {
-            part.pp(name)
-                .linear(&LinearConfig::new(hidden, wide, Division::Outputs).with_bias(config.mlp_bias))
-        };
-        let from = |name: &str| {
-            part.pp(name)
-                .linear(&LinearConfig::new(wide, hidden, Division::Inputs).with_bias(config.mlp_bias))
-        };
-        Ok(match config.family {
-            Family::Gpt2 => Self::Plain { up: into("c_fc")?, down: from("c_proj")?, activation },
-            _ => Self::Gated {
-                gate: into("gate_proj")?,
-                up: into("up_proj")?,
-                down: from("down_proj")?,
-                activation,
-            },
-        })
     }
 }
 
-impl Module for FeedForward {
+impl Module for BlockFeedForward {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self {
-            Self::Gated { gate, up, down, activation } => {
-                down.forward(&activation.apply(&gate.forward(x)?, &up.forward(x)?)?)
-            }
-            Self::Plain { up, down, activation } => down.forward(&activation.activate(&up.forward(x)?)?),
+            Self::Dense(layer) => layer.forward(x),
             Self::Sparse(experts) => experts.forward(x),
         }
     }
@@ -229,7 +203,7 @@ pub(crate) struct Block {
     before_attention: Norm,
     attention: SelfAttention,
     before_feed_forward: Norm,
-    feed_forward: FeedForward,
+    feed_forward: BlockFeedForward,
     /// Dropout of the attention output and of the feed-forward output.
     dropped: [ResidualDropout; 2],
 }
@@ -249,7 +223,7 @@ impl Block {
             before_attention: Norm::new(config, &part.pp(norm1))?,
             attention: SelfAttention::new(config, layer, positions, &part.pp(attention))?,
             before_feed_forward: Norm::new(config, &part.pp(norm2))?,
-            feed_forward: FeedForward::of_block(config, layer, part)?,
+            feed_forward: BlockFeedForward::new(config, layer, part)?,
             dropped: [
                 ResidualDropout::new(config.dropout.residual, "after_attention", part)?,
                 ResidualDropout::new(config.dropout.residual, "after_feed_forward", part)?,

@@ -7,7 +7,7 @@ use ops::tape::add;
 use ops::{Experts, Router};
 use training::build::{Division, Layers, Linear, LinearConfig, Part};
 
-use crate::block::FeedForward;
+use crate::feed_forward::FeedForward;
 use crate::names::{self, ExpertNames};
 use crate::{ExpertsConfig, ModelConfig};
 

@@ -35,6 +35,7 @@ mod config;
 mod digest;
 mod error;
 mod experts;
+mod feed_forward;
 mod files;
 mod fingerprint;
 mod finite;

@@ -3,7 +3,7 @@
 use comm::internal::UsableMemory;
 use serde::Serialize;
 
-use crate::step::Hardware;
+use crate::hardware::Hardware;
 use crate::units::{show_bytes, show_time};
 
 /// Candidates within this factor of the fastest count as equally fast; the simplest of them is recommended.

@@ -34,6 +34,7 @@ mod error;
 #[cfg(feature = "command")]
 mod extent;
 pub mod forecast;
+mod hardware;
 mod json;
 pub mod language;
 pub mod measure;
@@ -46,8 +47,9 @@ pub mod units;
 
 pub use compare::{Memory, RankMemory, Ranks, RuledOut};
 pub use error::{Error, Result};
+pub use hardware::Hardware;
 pub use model::{MlpLoss, Model, TransformerSizes};
 pub use optimizer::Optimizer;
-pub use step::{Hardware, Planned, planned};
+pub use step::{Planned, planned};
 pub use strategy::{Estimate, Setting, Sharding, Strategy};
 pub use table::Table;

@@ -4,8 +4,8 @@ use pipeline::ScheduleKind;
 
 use crate::compare::{Candidate, lack};
 use crate::error::Result;
-use crate::forecast::{Collectives, Layer, Layout, Network, Sharding as Shards, Work, predict_with};
-
+use crate::forecast::{Collectives, Layer, Layout, Sharding as Shards, Work, predict_with};
+use crate::hardware::Hardware;
 use crate::model::{Model, Unit};
 use crate::strategy::{Estimate, Setting, Sharding, Shortage, Strategy, pipeline::stages, share};
 
@@ -18,25 +18,6 @@ pub struct Planned {
     pub seconds: f64,
     /// Seconds of these in which nothing is computed.
     pub waiting: f64,
-}
-
-/// Hardware of the ranks.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Hardware {
-    /// Network between ranks.
-    pub network: Network,
-    /// Operations per second of a rank.
-    pub flops: f64,
-    /// Bytes per second that a rank's optimizer reads and writes.
-    pub memory_bandwidth: f64,
-}
-
-impl Hardware {
-    /// Returns the seconds of an optimizer with so many numbers of state per parameter, of `width` bytes each: parameter
-    /// and state are read and written, the gradient is read.
-    pub(crate) fn optimizer_s(&self, numbers: u64, width: u64) -> f64 {
-        ((3 + 2 * numbers) * width) as f64 / self.memory_bandwidth
-    }
 }
 
 /// Estimates all strategies, the simplest first.
@@ -173,7 +154,7 @@ fn by_part(unit: &Unit, whole: Layer) -> Vec<Layer> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::forecast::Link;
+    use crate::forecast::{Link, Network};
     use crate::model::MlpLoss;
 
     fn setting(ranks: usize) -> Setting {

@@ -3,9 +3,10 @@
 use crate::compare::{Ranks, RuledOut, aligned, cells, listed, recommendation, recommended};
 use crate::error::Result;
 use crate::forecast::Link;
+use crate::hardware::Hardware;
 use crate::model::Model;
 use crate::optimizer::Optimizer;
-use crate::step::{Hardware, Planned, candidates, planned};
+use crate::step::{Planned, candidates, planned};
 use crate::strategy::{Estimate, Setting, Shortage, Strategy};
 use crate::units::{show_bytes, show_flops, show_time};
 
