@@ -381,7 +381,7 @@ fn what_became_of_documents_is_in_the_metrics() {
     let data = HeldOut::new();
     // 8 tokens, or one for each byte of a longer answer, which no row holds.
     let line = |i: usize| {
-        let answer = "b".repeat(if i % 3 == 0 { 40 } else { 1 });
+        let answer = "b".repeat(if i.is_multiple_of(3) { 40 } else { 1 });
         format!(
             "{{\"messages\": [{{\"role\": \"user\", \"content\": \"a\"}}, {{\"role\": \"assistant\", \"content\": \"{answer}\"}}]}}\n"
         )

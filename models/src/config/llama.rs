@@ -12,34 +12,13 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
     let (hidden_size, num_heads) = (fields.size("hidden_size")?, fields.size("num_attention_heads")?);
     let (num_layers, max_len) =
         (fields.layers("num_hidden_layers")?, fields.size("max_position_embeddings")?);
-    let head_dim = match (fields.optional_size("head_dim")?, family) {
-        (Some(head_dim), _) => head_dim,
-        (None, Family::Qwen3) => 128,
-        (None, _) if num_heads > 0 && hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
-        (None, _) => {
-            return Err(fields.config_error(
-                "head_dim",
-                "missing",
-                "num_attention_heads does not divide hidden_size",
-            ));
-        }
-    };
+    let head_dim = head_dim(family, fields, hidden_size, num_heads)?;
     let num_kv_heads = kv_heads(family, fields, num_heads)?;
     let attention_bias = match family {
         Family::Llama | Family::Qwen3 | Family::Qwen3Moe => fields.flag("attention_bias", false)?,
         _ => false,
     };
-    let windows = match family {
-        Family::Mistral => mistral_windows(fields, num_layers)?,
-        Family::Mixtral => vec![fields.optional_size("sliding_window")?; num_layers],
-        Family::Qwen2Moe => qwen2_moe_windows(fields, num_layers)?,
-        Family::Qwen3Moe => qwen3_moe_windows(fields, num_layers)?,
-        Family::Qwen2 | Family::Qwen3 => qwen_windows(fields, num_layers)?,
-        _ => {
-            fields.require_supported("layer_types", &json!(vec!["full_attention"; num_layers]))?;
-            vec![None; num_layers]
-        }
-    };
+    let windows = windows(family, fields, num_layers)?;
     let mut notes: Vec<String> = padding(fields).into_iter().collect();
     if matches!(family, Family::Mixtral | Family::Qwen2Moe | Family::Qwen3Moe) {
         notes.extend(experts::balance(fields)?);
@@ -77,6 +56,33 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
         initializer_range: fields.not_negative("initializer_range")?.unwrap_or(0.02),
         json: Map::new(),
         notes,
+    })
+}
+
+/// Reads the width of a head.
+fn head_dim(family: Family, fields: &mut Fields<'_>, hidden_size: usize, num_heads: usize) -> Result<usize> {
+    match (fields.optional_size("head_dim")?, family) {
+        (Some(head_dim), _) => Ok(head_dim),
+        (None, Family::Qwen3) => Ok(128),
+        (None, _) if num_heads > 0 && hidden_size.is_multiple_of(num_heads) => Ok(hidden_size / num_heads),
+        (None, _) => {
+            Err(fields.config_error("head_dim", "missing", "num_attention_heads does not divide hidden_size"))
+        }
+    }
+}
+
+/// Reads the sliding window of each layer.
+fn windows(family: Family, fields: &mut Fields<'_>, num_layers: usize) -> Result<Vec<Option<usize>>> {
+    Ok(match family {
+        Family::Mistral => mistral_windows(fields, num_layers)?,
+        Family::Mixtral => vec![fields.optional_size("sliding_window")?; num_layers],
+        Family::Qwen2Moe => qwen2_moe_windows(fields, num_layers)?,
+        Family::Qwen3Moe => qwen3_moe_windows(fields, num_layers)?,
+        Family::Qwen2 | Family::Qwen3 => qwen_windows(fields, num_layers)?,
+        _ => {
+            fields.require_supported("layer_types", &json!(vec!["full_attention"; num_layers]))?;
+            vec![None; num_layers]
+        }
     })
 }
 

@@ -40,18 +40,19 @@ fn both_spellings_of_rotary_embedding_are_read() {
     assert_eq!(none.rotary.unwrap().theta, 10_000.0);
 }
 
+type Case = (Vec<(&'static str, Value)>, [&'static str; 2]);
+
+/// Checks that the error of each change of a configuration has both parts, in one line.
+fn assert_named(cases: Vec<Case>) {
+    for (changes, parts) in cases {
+        let line = with(llama(), &changes).unwrap_err().to_string();
+        assert!(parts.iter().all(|part| line.contains(part)) && !line.contains('\n'), "{line}");
+    }
+}
+
 #[test]
 fn what_is_not_supported_is_named() {
-    let line = |changes: &[(&str, Value)]| with(llama(), changes).unwrap_err().to_string();
-    for (changes, parts) in [
-        (
-            vec![("rope_scaling", json!({"type": "dynamic", "factor": 2.0}))],
-            ["rope_scaling.rope_type", "yarn"],
-        ),
-        (
-            vec![("rope_scaling", json!({"type": "yarn", "factor": 2.0, "mscale": 1.0}))],
-            ["rope_scaling.mscale", "known"],
-        ),
+    assert_named(vec![
         (vec![("hidden_act", json!("relu"))], ["hidden_act is \"relu\"", "silu"]),
         (vec![("quantization_config", json!({"bits": 4}))], ["quantization_config", "llama"]),
         (vec![("rope_interleaved", json!(true))], ["rope_interleaved is true", "false"]),
@@ -71,6 +72,29 @@ fn what_is_not_supported_is_named() {
         (vec![("initializer_range", json!(-1))], ["initializer_range is -1", "0 or more"]),
         (vec![("initializer_range", json!(1e39))], ["initializer_range is 1000", "finite"]),
         (vec![("rms_norm_eps", json!(-1e-6))], ["rms_norm_eps is -0.000001", "0 or more"]),
+        (vec![("head_dim", json!(7))], ["head_dim is 7", "even"]),
+        (vec![("tie_word_embeddings", json!(1))], ["tie_word_embeddings is 1", "true or false"]),
+        (vec![("is_causal", json!(false))], ["is_causal is false", "true"]),
+        (vec![("num_hidden_layers", json!(2_000_000_000))], ["num_hidden_layers is 2000000000", "65536"]),
+        (
+            vec![("model_type", json!("mistral")), ("sliding_window", json!(0))],
+            ["sliding_window is 0", "above 0"],
+        ),
+    ]);
+    assert!(ModelConfig::from_json("[]").unwrap_err().to_string().contains("config.json"));
+}
+
+#[test]
+fn rotary_scaling_that_is_not_supported_is_named() {
+    assert_named(vec![
+        (
+            vec![("rope_scaling", json!({"type": "dynamic", "factor": 2.0}))],
+            ["rope_scaling.rope_type", "yarn"],
+        ),
+        (
+            vec![("rope_scaling", json!({"type": "yarn", "factor": 2.0, "mscale": 1.0}))],
+            ["rope_scaling.mscale", "known"],
+        ),
         (vec![("rope_scaling", Value::Null), ("rope_theta", json!(0))], ["rope_theta is 0", "above 0"]),
         (
             vec![("rope_scaling", json!({"type": "linear", "factor": -2}))],
@@ -95,19 +119,7 @@ fn what_is_not_supported_is_named() {
             )],
             ["rope_scaling.high_freq_factor is 4", "low_freq_factor"],
         ),
-        (vec![("head_dim", json!(7))], ["head_dim is 7", "even"]),
-        (vec![("tie_word_embeddings", json!(1))], ["tie_word_embeddings is 1", "true or false"]),
-        (vec![("is_causal", json!(false))], ["is_causal is false", "true"]),
-        (vec![("num_hidden_layers", json!(2_000_000_000))], ["num_hidden_layers is 2000000000", "65536"]),
-        (
-            vec![("model_type", json!("mistral")), ("sliding_window", json!(0))],
-            ["sliding_window is 0", "above 0"],
-        ),
-    ] {
-        let line = line(&changes);
-        assert!(parts.iter().all(|part| line.contains(part)) && !line.contains('\n'), "{line}");
-    }
-    assert!(ModelConfig::from_json("[]").unwrap_err().to_string().contains("config.json"));
+    ]);
 }
 
 #[test]
