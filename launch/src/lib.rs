@@ -126,12 +126,12 @@ pub use worker_failure::{EXIT_CHECKPOINTED, ExitKind, NodeName, WorkerFailure, s
 ///   standard output has no reader any more. The ranks were ended.
 /// - [`Error::Checkpointed`]: ranks have ended with [`EXIT_CHECKPOINTED`], as they were asked to.
 ///   They are not restarted.
-/// - [`comm::Error::InvalidArgument`](comm::Error::InvalidArgument): a world size of 0; more ranks than this process may have
+/// - [`comm::Error::InvalidArgument`]: a world size of 0; more ranks than this process may have
 ///   pipes; a program that cannot be run; a rendezvous address that is not this machine's; a call in a rank that would
 ///   start the rank's own program (`program` of `None`) or the command that it is a rank of, as its ranks would make
 ///   the same call.
-/// - [`comm::Error::Listen`](comm::Error::Listen): the rendezvous port is taken.
-/// - [`comm::Error::System`](comm::Error::System): the system cannot start that many processes, or refuses something else; or
+/// - [`comm::Error::Listen`]: the rendezvous port is taken.
+/// - [`comm::Error::System`]: the system cannot start that many processes, or refuses something else; or
 ///   all ranks have succeeded, but a log is incomplete.
 ///
 /// In every case no process that it started is left running, unless the system cannot end it (a process that hangs
