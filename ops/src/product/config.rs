@@ -56,4 +56,9 @@ impl Precision {
             (Self::Bf16, Err(why)) => why,
         }
     }
+
+    /// Whether this machine computes such products in f32, of copies of both matrices that are rounded.
+    pub fn rounds_copies(self) -> bool {
+        self == Self::Bf16 && unit().is_err()
+    }
 }

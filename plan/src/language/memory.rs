@@ -1,6 +1,8 @@
 //! Memory per rank, by kind.
 
+use candle_core::DType;
 use girandole::Layout;
+use girandole::ops::Precision;
 use training::build::Recompute;
 
 use super::outline::Unit;
@@ -259,7 +261,9 @@ impl PartitionedModel<'_> {
         }
         let row = self.classes * self.working();
         let rows = self.tokens.min((CHUNK_BYTES / row).floor().max(1.0));
-        rows * row + self.packed(rows * row)
+        // A processor without bf16 products multiplies a rounded copy.
+        let is_rounded = self.training.dtype == DType::BF16 && Precision::Bf16.rounds_copies();
+        rows * row + if is_rounded { rows * row } else { self.packed(rows * row) }
     }
 
     /// Returns the temporary bytes of the loss's backward: gradients of all of this rank's logits, or of a 16-bit head.
