@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use candle_core::DType;
+use ops::RouteRecord;
 
 use super::changes::{Change, Direction, Kept, hash, numbers};
 use super::{CheckedLoss, CheckedPart};
@@ -80,6 +81,8 @@ pub(super) struct Search<'a, L> {
     noise: f64,
     passes: usize,
     most_passes: usize,
+    /// The experts that the unchanged parameters choose: gradients are those of these choices.
+    routes: RouteRecord,
 }
 
 impl<'a, L: CheckedLoss> Search<'a, L> {
@@ -93,7 +96,16 @@ impl<'a, L: CheckedLoss> Search<'a, L> {
         let described = parameters.iter().enumerate();
         let described = described.map(|(index, (name, dims))| describe(loss, index, name, dims, &parts));
         let parameters = described.collect::<Result<_, _>>()?;
-        let mut search = Self { loss, parts, parameters, start: 0.0, noise: 0.0, passes: 0, most_passes };
+        let mut search = Self {
+            loss,
+            parts,
+            parameters,
+            start: 0.0,
+            noise: 0.0,
+            passes: 0,
+            most_passes,
+            routes: RouteRecord::default(),
+        };
         let (first, second) = (search.pass()?, search.pass()?);
         if (first - second).abs() > REPEATABLE * first.abs() {
             return Err(Error::NotRepeatable { first, second }.into());
@@ -173,7 +185,7 @@ impl<'a, L: CheckedLoss> Search<'a, L> {
 
     fn pass(&mut self) -> Result<f64, L::Error> {
         self.passes += 1;
-        self.loss.loss()
+        self.routes.pass(|| self.loss.loss())
     }
 
     /// The loss with the blocks moved forward, and back, along a direction; and the difference that the gradients predict.

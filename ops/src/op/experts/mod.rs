@@ -2,6 +2,7 @@
 
 mod combine;
 mod grouped;
+mod kept_routes;
 mod order;
 mod router;
 #[cfg(test)]
@@ -12,6 +13,7 @@ use candle_nn::VarBuilder;
 
 use self::combine::combine;
 use self::grouped::grouped;
+pub use self::kept_routes::RouteRecord;
 use self::order::Order;
 pub use self::router::{Router, Routes};
 use super::embedding::embedding;

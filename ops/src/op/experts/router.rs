@@ -7,6 +7,7 @@ use candle_core::{D, DType, Result, Tensor};
 use super::super::cast::cast;
 use super::super::softmax::softmax;
 use super::super::working_dtype;
+use super::kept_routes::kept_or;
 use crate::Error;
 use crate::tape::explicit_op1;
 
@@ -71,7 +72,8 @@ impl Router {
         }
         let wide = cast(scores, working_dtype("router", scores.dtype())?)?;
         let shares = softmax(&wide.contiguous()?.reshape(((), count))?)?;
-        let experts = self.choose(&shares.detach())?;
+        let tokens = shares.dim(0)?;
+        let experts = kept_or(tokens * self.per_token, || self.choose(&shares.detach()))?;
         let weights = select(&shares, &experts, (self.per_token, self.normalized))?;
         Ok(Routes { weights, experts: experts.into(), per_token: self.per_token, count })
     }
