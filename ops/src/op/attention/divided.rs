@@ -219,13 +219,16 @@ impl Ring {
     fn backward<T: Accumulator>(
         &self,
         [q, k, v]: [&Tensor; 3],
-        of_result: [&Tensor; 3],
+        [mixed, gradient, log_sums]: [&Tensor; 3],
     ) -> candle_core::Result<[Tensor; 3]> {
         let ((batch, _, width), ranks) = (k.dims3()?, self.rows.ranks());
         let (mut own, mut returning) = (None::<[Vec<T>; 3]>, Vec::new());
         self.for_each([k, v], |step, pair| {
             let call = &self.calls[step].0;
-            let found = pair.map(|[k, v]| call.gradients::<T>([q, k, v], of_result)).transpose()?;
+            let gradients = |[k, v]: [&Tensor; 2]| {
+                with_numbers(log_sums, |sums| call.gradients::<T>([q, k, v, mixed, gradient], sums))
+            };
+            let found = pair.map(gradients).transpose()?;
             let Some([of_q, _, _]) = &mut own else {
                 own = found;
                 return Ok(());
@@ -273,14 +276,7 @@ fn seen(call: &AttentionCall, rows: &DividedRows, of: usize, from: usize) -> (Ve
     let ranges = (0..call.sizes.batch).flat_map(|row| {
         queries.iter().map(move |place| {
             let place = *place as usize;
-            let document = match &call.documents {
-                None => 0..len,
-                Some(documents) => {
-                    let Range { start, end } = documents[row * len + place];
-                    start as usize..end as usize
-                }
-            };
-            let places = call.mask.seen(place, document);
+            let places = call.mask.seen(place, call.document(row, place, len));
             index(places.start)..index(places.end)
         })
     });
@@ -308,24 +304,6 @@ impl AttentionCall {
             part: Some(part),
             how: *how,
         }
-    }
-
-    fn gradients<T: Accumulator>(
-        &self,
-        [q, k, v]: [&Tensor; 3],
-        [mixed, gradient, log_sums]: [&Tensor; 3],
-    ) -> candle_core::Result<[Vec<T>; 3]> {
-        with_numbers(q, |q| {
-            with_numbers(k, |k| {
-                with_numbers(v, |v| {
-                    with_numbers(mixed, |mixed| {
-                        with_numbers(gradient, |g| {
-                            with_numbers(log_sums, |sums| self.backward([q, k, v, mixed, g], sums))
-                        })
-                    })
-                })
-            })
-        })
     }
 }
 

@@ -33,6 +33,17 @@ impl AttentionMask {
 }
 
 impl AttentionCall {
+    /// The places of the document of a place of a row, whose length is `len`.
+    pub(super) fn document(&self, batch: usize, place: usize, len: usize) -> Range<usize> {
+        match &self.documents {
+            None => 0..len,
+            Some(documents) => {
+                let Range { start, end } = documents[batch * len + place];
+                start as usize..end as usize
+            }
+        }
+    }
+
     /// Range of keys that query `at` of a row of the batch sees; the last query is at the position of the last key.
     pub(super) fn range(&self, batch: usize, at: usize) -> Range<usize> {
         let (queries, keys) = (self.sizes.queries, self.sizes.keys);
@@ -41,14 +52,7 @@ impl AttentionCall {
         }
         // Without a mask there may be more queries than keys.
         let own = (at + keys).saturating_sub(queries);
-        let document = match &self.documents {
-            None => 0..keys,
-            Some(documents) => {
-                let Range { start, end } = documents[batch * keys + own];
-                start as usize..end as usize
-            }
-        };
-        self.mask.seen(own, document)
+        self.mask.seen(own, self.document(batch, own, keys))
     }
 
     /// Range of keys that any of the queries `rows` sees; all keys if one of them sees none, since that one weighs

@@ -80,19 +80,30 @@ impl Fused {
         let saved = self.log_sums.lock();
         let Some(log_sums) = &*saved else { bail!("{NAME}: backward before forward") };
         let log_sums = T::cpu_storage_as_slice(log_sums)?;
-        let [q, k, v, mixed, gradient] = tensors;
-        let found = with_numbers(q, |q| {
-            with_numbers(k, |k| {
-                with_numbers(v, |v| {
-                    with_numbers(mixed, |mixed| {
-                        with_numbers(gradient, |g| self.call.backward([q, k, v, mixed, g], log_sums))
-                    })
-                })
-            })
-        })?;
+        let found = self.call.gradients(tensors, log_sums)?;
+        let [q, k, v, _, _] = tensors;
         let of = |numbers, like: &Tensor| Tensor::from_vec(numbers, like.shape(), like.device()).map(Some);
         let [of_q, of_k, of_v] = found;
         Ok([of(of_q, q)?, of(of_k, k)?, of(of_v, v)?])
+    }
+}
+
+impl AttentionCall {
+    /// Returns the gradients of queries, keys and values; the tensors are these, the result and its gradient.
+    pub(super) fn gradients<T: Accumulator>(
+        &self,
+        [q, k, v, mixed, gradient]: [&Tensor; 5],
+        log_sums: &[T],
+    ) -> candle_core::Result<[Vec<T>; 3]> {
+        with_numbers(q, |q| {
+            with_numbers(k, |k| {
+                with_numbers(v, |v| {
+                    with_numbers(mixed, |mixed| {
+                        with_numbers(gradient, |g| self.backward([q, k, v, mixed, g], log_sums))
+                    })
+                })
+            })
+        })
     }
 }
 
