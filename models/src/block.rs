@@ -7,7 +7,8 @@ use candle_nn::ModuleT;
 use candle_nn::kv_cache::Cache as Kept;
 use ops::tape::add;
 use ops::{
-    AttentionConfig, AttentionMask, Dropout, LayerNorm, RmsNorm, attention, columns, layer_norm, rms_norm,
+    AttentionConfig, AttentionMask, Dropout, LayerNorm, RmsNorm, RowContext, attention, columns, layer_norm,
+    rms_norm,
 };
 use training::build::{Division, Layers, Linear, LinearConfig, Part};
 
@@ -140,11 +141,18 @@ impl SelfAttention {
         if let Some(positions) = &self.positions {
             [q, k] = positions.apply([&q, &k], offset)?;
         }
-        let [k, v] = match cache {
-            Some(cache) => cache.append(&k, &v)?,
-            None => [k, v],
+        let mixed = match (cache, RowContext::current().divided) {
+            (None, _) => attention(&q, &k, &v, &self.config)?,
+            (Some(cache), None) => {
+                let [k, v] = cache.append(&k, &v)?;
+                attention(&q, &k, &v, &self.config)?
+            }
+            (Some(cache), Some(rows)) => {
+                cache.append(&rows.whole_of(&k)?, &rows.whole_of(&v)?)?;
+                attention(&q, &k, &v, &self.config)?
+            }
         };
-        self.out.forward(&attention(&q, &k, &v, &self.config)?)
+        self.out.forward(&mixed)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::{D, DType, Device, Module, Result, Tensor, bail};
 use candle_nn::Init;
 use ops::tape::add;
-use ops::{LinearCrossEntropyConfig, RowContext, cross_entropy, embedding};
+use ops::{DividedRows, LinearCrossEntropyConfig, RowContext, cross_entropy, embedding};
 use training::build::{Builder, Layers, Model, Part, Recompute, Unit, Units, Vocabulary, whole_rows};
 
 use crate::block::{Block, KvCache, Norm, ResidualDropout, rotary_positions};
@@ -198,26 +198,33 @@ impl CausalLm {
 
     /// Returns the logits of the token after the last of `tokens`, which follow those in the cache and are added to it.
     ///
+    /// In a scope of [`DividedRows`](ops::DividedRows), `tokens` are this rank's places of the first tokens. Each rank gets the
+    /// logits after the whole rows and all keys and values in the cache, and goes on outside of that scope.
+    ///
     /// # Shapes
     /// Tokens `(batch, length)`, the same batch for all calls with one cache, to `(batch, vocab_size)`.
     ///
     /// # Cost
-    /// Computes the new tokens only, with attention to all tokens.
+    /// Computes the new tokens only, with attention to all tokens. Of divided rows each rank sends its keys and values of each
+    /// block to each other rank.
     ///
     /// # Errors
-    /// As [`logits`](Self::logits); no tokens.
+    /// As [`logits`](Self::logits); no tokens; divided rows after other tokens.
     pub fn next_logits(&self, tokens: &Tensor, cache: &mut Cache) -> Result<Tensor> {
         let (_, len) = tokens.dims2()?;
         if len == 0 {
             bail!("no tokens to continue: give one at least")
         }
-        let offset = cache.len();
-        if offset.saturating_add(len) > self.config.max_len {
-            let longest = self.config.max_len;
+        let (offset, divided) = (cache.len(), RowContext::current().divided);
+        if divided.is_some() && offset > 0 {
             bail!(
-                "rows of {} tokens are longer than the model's {longest} positions",
-                offset.saturating_add(len)
+                "divided rows after {offset} tokens: divide the first tokens, and give later ones outside of that scope"
             )
+        }
+        let all = offset.saturating_add(divided.as_ref().map_or(len, DividedRows::len));
+        if all > self.config.max_len {
+            let longest = self.config.max_len;
+            bail!("rows of {all} tokens are longer than the model's {longest} positions")
         }
         cache.blocks.resize_with(self.blocks.len(), KvCache::new);
         whole_rows(|| {
@@ -225,7 +232,11 @@ impl CausalLm {
             for (block, kept) in self.blocks.iter().zip(&mut cache.blocks) {
                 x = block.run(|block| block.forward_with(&x, Some(kept)))?;
             }
-            self.head.forward(&x.narrow(1, len - 1, 1)?.contiguous()?)?.squeeze(1)
+            let last = match &divided {
+                Some(rows) => rows.last_of(&x)?,
+                None => x.narrow(1, len - 1, 1)?.contiguous()?,
+            };
+            self.head.forward(&last)?.squeeze(1)
         })
     }
 }

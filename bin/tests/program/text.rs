@@ -41,16 +41,14 @@ fn a_text_is_continued_and_the_same_each_time() {
     let random = |seed| generate(&model, &["--prompt", "Hello", "--temperature", "1.5", "--seed", seed]);
     assert_eq!(random("1"), random("1"));
     assert_ne!(random("1"), random("2"));
-    for layout in ["tp=2", "shard=2", "shard=2,tp=2"] {
+    // With fewer tokens than ranks, each computes the whole prompt.
+    for layout in ["tp=2", "shard=2", "shard=2,tp=2", "cp=2", "cp=7", "shard=2,cp=2", "cp=3,tp=2"] {
         assert_eq!(generate(&model, &["--prompt", "Hello", "--mesh", layout]), likeliest, "{layout}");
     }
     let line = GENERATE.refuse(&["--model", &model, "--prompt", "Hello", "--mesh", "pp=2"]);
-    assert!(line.contains("--mesh: got pp=2") && line.contains("give tp, shard or both"), "{line}");
+    assert!(line.contains("--mesh: got pp=2") && line.contains("give tp, shard or cp"), "{line}");
     let line = GENERATE.refuse(&["--model", &model, "--prompt", "Hello", "--world-size", "2"]);
-    assert!(
-        line.contains("--world-size: got 2") && line.contains("give tp, shard or both (--mesh)"),
-        "{line}"
-    );
+    assert!(line.contains("--world-size: got 2") && line.contains("give tp, shard or cp (--mesh)"), "{line}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use comm::{Communicator, Local};
 use context_parallel::ContextParallel;
 use ops::{
     AttentionConfig, AttentionMask, Documents, Dropout, Rotary, RotaryConfig, RowContext, RowKeys, attention,
-    backward, recompute, recompute_cheap,
+    attention_with_key_mask, backward, recompute, recompute_cheap,
 };
 use proptest::prelude::*;
 
@@ -22,6 +22,8 @@ struct Case {
     kv_heads: usize,
     dropout: bool,
     recompute: u8,
+    /// Hides about one key in so many, and all of those of a row's first half; 0 has no mask of keys.
+    hidden: usize,
 }
 
 const HEADS: usize = 4;
@@ -38,8 +40,21 @@ fn inputs(case: &Case) -> Result<[Tensor; 4]> {
     Ok([random(wide, 1)?, random(narrow, 2)?, random(narrow, 3)?, random(wide, 4)?])
 }
 
+/// Which keys of the whole rows are seen.
+fn key_mask(case: &Case) -> Result<Option<Tensor>> {
+    if case.hidden == 0 {
+        return Ok(None);
+    }
+    let is_hidden = |at: usize| {
+        let (row, place) = (at / case.len, at % case.len);
+        (at * 7).is_multiple_of(case.hidden) || (row == 1 && place < case.len / 2)
+    };
+    let seen = (0..2 * case.len).map(|at| u8::from(!is_hidden(at)));
+    Ok(Some(Tensor::from_iter(seen, &Device::Cpu)?.reshape((2, case.len))?))
+}
+
 /// Result and gradients of some places.
-fn run(case: &Case, context: &RowContext, parts: [Tensor; 4]) -> Result<[Tensor; 4]> {
+fn run(case: &Case, context: &RowContext, mask: Option<Tensor>, parts: [Tensor; 4]) -> Result<[Tensor; 4]> {
     let [q, k, v, outer] = parts;
     let [q, k, v] = [Var::from_tensor(&q)?, Var::from_tensor(&k)?, Var::from_tensor(&v)?];
     let rotary = Rotary::new(&RotaryConfig::new(DIMS, case.len), &Device::Cpu)?;
@@ -52,7 +67,11 @@ fn run(case: &Case, context: &RowContext, parts: [Tensor; 4]) -> Result<[Tensor;
     };
     let (is_dropped, keys, values) = (case.dropout, k.as_tensor().clone(), v.as_tensor().clone());
     let part = move |q: &Tensor| {
-        let mixed = attention(&rotary.apply(q, 0)?, &rotary.apply(&keys, 0)?, &values, &config)?;
+        let (q, keys) = (rotary.apply(q, 0)?, rotary.apply(&keys, 0)?);
+        let mixed = match &mask {
+            Some(mask) => attention_with_key_mask(&q, &keys, &values, mask, &config)?,
+            None => attention(&q, &keys, &values, &config)?,
+        };
         if is_dropped { after.forward_t(&mixed, true) } else { Ok(mixed) }
     };
     let y = context.scope(|| match case.recompute {
@@ -72,14 +91,15 @@ fn gap(a: &Tensor, b: &Tensor) -> Result<f64> {
 fn check(case: &Case) -> Result<()> {
     let documents = case.documents.clone().map(|rows| Documents::new(rows).unwrap());
     let context = RowContext { keys: Some(RowKeys::new(7, 3, 0..2)), documents, divided: None };
-    let whole = run(case, &context, inputs(case)?)?;
+    let whole = run(case, &context, key_mask(case)?, inputs(case)?)?;
     let on_rank = |comm: Arc<dyn Communicator>| {
         let rows = ContextParallel::new(comm).divide(case.len, context.documents.as_ref())?;
         let own = |x: &Tensor| rows.part_of(x);
         let [q, k, v, outer] = inputs(case)?;
         let parts = [own(&q)?, own(&k)?, own(&v)?, own(&outer)?];
         let divided = RowContext { divided: Some(rows.clone()), ..context.clone() };
-        let found = run(case, &divided, parts)?;
+        let mask = key_mask(case)?.map(|mask| own(&mask)).transpose()?;
+        let found = run(case, &divided, mask, parts)?;
         let gaps = found.iter().zip(&whole).map(|(found, whole)| gap(found, &own(whole)?));
         Ok(gaps.collect::<Result<Vec<_>>>()?)
     };
@@ -111,8 +131,8 @@ fn cases() -> impl Strategy<Value = Case> {
     sizes.prop_flat_map(move |(ranks, len)| {
         let documents = proptest::option::of([lengths(len), lengths(len)]);
         let heads = prop_oneof![Just(1usize), Just(2), Just(4)];
-        (mask.clone(), documents, heads, any::<bool>(), 0..3u8).prop_map(
-            move |(mask, documents, kv_heads, dropout, recompute)| Case {
+        (mask.clone(), documents, heads, any::<bool>(), 0..3u8, 0..4usize).prop_map(
+            move |(mask, documents, kv_heads, dropout, recompute, hidden)| Case {
                 ranks,
                 len,
                 mask,
@@ -120,6 +140,7 @@ fn cases() -> impl Strategy<Value = Case> {
                 kv_heads,
                 dropout,
                 recompute,
+                hidden,
             },
         )
     })
@@ -141,7 +162,16 @@ fn long_rows_of_unequal_documents() -> Result<()> {
         [(2, AttentionMask::Causal), (3, AttentionMask::SlidingWindow(100)), (4, AttentionMask::Full)]
     {
         let documents = Some([vec![700, 20, 20, 20, 20, 20, 20], vec![1, 1100]]);
-        check(&Case { ranks, len: 1536, mask, documents, kv_heads: 2, dropout: false, recompute: 0 })?;
+        check(&Case {
+            ranks,
+            len: 1536,
+            mask,
+            documents,
+            kv_heads: 2,
+            dropout: false,
+            recompute: 0,
+            hidden: 0,
+        })?;
     }
     Ok(())
 }
@@ -157,6 +187,7 @@ fn sixteen_bits_are_exchanged_as_they_are() -> Result<()> {
         kv_heads: 4,
         dropout: false,
         recompute: 0,
+        hidden: 0,
     };
     let config = AttentionConfig::new(HEADS, case.mask);
     let narrow = |x: Tensor| x.to_dtype(DType::BF16);

@@ -17,7 +17,7 @@ fn what_does_not_fit_is_refused() {
         let x = |len: usize| Tensor::ones((1, len, 4), DType::F32, &Device::Cpu);
         let (own, all, config) = (x(4)?, x(8)?, AttentionConfig::new(2, AttentionMask::Causal));
         let after = AttentionConfig::new(2, AttentionMask::AntiCausal);
-        let mask = Tensor::ones((1, 4), DType::U8, &Device::Cpu)?;
+        let mask = Tensor::ones((1, 8), DType::U8, &Device::Cpu)?;
         let rotary = Rotary::new(&RotaryConfig::new(2, 7), &Device::Cpu).unwrap();
         context.scope(|| {
             let found = [
@@ -35,7 +35,7 @@ fn what_does_not_fit_is_refused() {
         let expected = [
             "8 queries and 8 keys: give those of this rank's 4 places",
             "AttentionMask::AntiCausal; use another mask",
-            "a mask of keys; use packed rows",
+            "key_mask",
             "8 positions from 0 on are beyond the table of 7",
             "places up to 5: this rank has 4 of a row",
             "this rank has 4 of a row",

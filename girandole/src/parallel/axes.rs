@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use comm::{Communicator, Mesh};
 use context_parallel::ContextParallel;
-use ops::RowContext;
+use ops::{DividedRows, RowContext};
 
 use crate::{Batch, Error, Layout, Result};
 
@@ -36,6 +36,15 @@ impl Axes {
         let multiple = if sequence_parallel { layout.tp } else { 1 };
         let context = ContextParallel::new(mesh.axis("cp")?.clone()).in_multiples_of(multiple);
         Ok(Self { mesh, of_parameters, data, averaged, context: Some(context) })
+    }
+
+    /// Divides a prompt of `len` tokens, if there is one for each rank at least.
+    pub(super) fn divide_prompt(&self, len: usize) -> Result<Option<DividedRows>> {
+        let Some(rows) = self.context.as_ref().filter(|rows| len >= rows.comm().world_size()) else {
+            return Ok(None);
+        };
+        // Divided layers compute whole sequences there.
+        Ok(Some(rows.clone().in_multiples_of(1).divide(len, None)?))
     }
 
     /// Returns this rank's places of a batch, and what they are of.

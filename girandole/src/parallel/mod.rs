@@ -22,6 +22,7 @@ use candle_nn::VarMap;
 use comm::{Communicator, Mesh, Stats};
 use ddp::Ddp;
 use fsdp::Fsdp;
+use ops::RowContext;
 use tensor_parallel::Shards;
 use training::build::Model;
 use training::internal::GradSums;
@@ -159,6 +160,16 @@ impl<M: Model> Parallel<M> {
             Kind::Sharded(fsdp) => Some(fsdp.model()?),
             Kind::Stages(_) => None,
         })
+    }
+
+    /// What the rows of a prompt of `len` tokens are computed with, where [`model`](Self::model) computes directly: in its scope
+    /// `models::generate` divides the prompt over the ranks of `cp`. Without `cp`, or with fewer tokens than ranks, it divides
+    /// nothing.
+    ///
+    /// # Errors
+    /// Those of [`ContextParallel::divide`](context_parallel::ContextParallel::divide).
+    pub fn prompt_context(&self, len: usize) -> crate::Result<RowContext> {
+        Ok(RowContext { divided: self.axes.divide_prompt(len)?, ..RowContext::default() })
     }
 
     /// Returns the trained variables with their names, for an optimizer: parameters, or this rank's parts of them.

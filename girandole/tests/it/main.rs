@@ -14,6 +14,7 @@ mod gradient_check;
 mod layouts;
 mod loss_scale;
 mod own_model;
+mod prompts;
 mod reads;
 mod recompute;
 mod replaced;

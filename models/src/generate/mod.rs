@@ -6,6 +6,7 @@ mod scores;
 use std::ops::ControlFlow;
 
 use candle_core::{DType, Device, Tensor};
+use ops::RowContext;
 use sampler::Generator;
 
 use crate::{Cache, CausalLm, Error, Result};
@@ -103,13 +104,14 @@ impl GenerateConfig {
 ///
 /// Generation ends after [`GenerateConfig::max_new_tokens`], after a token of [`GenerateConfig::stop`], or when the
 /// model has no position left. If the model is distributed over several ranks, all call this with the same prompt and
-/// get the same tokens.
+/// get the same tokens. In a scope of [`DividedRows`](ops::DividedRows) of the prompt's length each rank computes its places of the prompt; all
+/// ranks then have the keys and values of all places, and compute the new tokens.
 ///
 /// # Cost
 /// Each token is computed once; keys and values of all tokens are cached.
 ///
 /// # Errors
-/// An empty prompt, or one longer than the model's positions; an invalid configuration; logits that are NaN; failures
+/// An empty prompt, one longer than the model's positions, or not of the divided rows' length; an invalid configuration; logits that are NaN; failures
 /// of communication.
 ///
 /// ```
@@ -135,9 +137,15 @@ pub fn generate(
 ) -> Result<Vec<u32>> {
     let device = model.device().cloned().unwrap_or(Device::Cpu);
     let mut cache = Cache::new();
+    let context = RowContext::current();
+    let after_prompt = RowContext { divided: None, ..context.clone() };
     let next_logits = |row: &[u32]| {
         let new = &row[cache.len()..];
-        Ok(model.next_logits(&Tensor::from_slice(new, (1, new.len()), &device)?, &mut cache)?)
+        let new = Tensor::from_slice(new, (1, new.len()), &device)?;
+        Ok(match context.divided.as_ref().filter(|_| cache.is_empty()) {
+            Some(rows) => model.next_logits(&rows.part_of(&new)?, &mut cache)?,
+            None => after_prompt.scope(|| model.next_logits(&new, &mut cache))?,
+        })
     };
     generate_with(next_logits, model.config().max_len, prompt, config, on_token)
 }

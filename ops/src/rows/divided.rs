@@ -128,6 +128,70 @@ impl DividedRows {
         x.contiguous()?.index_select(&places, 1)
     }
 
+    /// Whole rows of which each rank gives its places, on all ranks.
+    ///
+    /// # Shapes
+    /// `(batch, places, ..)` to `(batch, length, ..)`; gradients do not go through.
+    ///
+    /// # Cost
+    /// Sends this rank's places to each other rank.
+    ///
+    /// # Errors
+    /// A tensor of other places; those of candle, and failures of communication.
+    pub fn whole_of(&self, own: &Tensor) -> candle_core::Result<Tensor> {
+        let own = self.own(own)?;
+        let (rank, ranks) = (self.rank(), self.ranks());
+        let mut parts: Vec<Tensor> = Vec::with_capacity(ranks);
+        for of in 0..ranks {
+            let mut dims = own.dims().to_vec();
+            dims[1] = self.places_of(of).len();
+            parts.push(if of == rank {
+                own.clone()
+            } else {
+                Tensor::zeros(dims, own.dtype(), own.device())?
+            });
+        }
+        for step in 1..ranks {
+            let [to, from] = [(rank + step) % ranks, (rank + ranks - step) % ranks];
+            self.exchange().begin((to, vec![own.clone()]), (from, vec![parts[from].clone()]))?.wait()?;
+        }
+        let mut at = vec![0u32; self.len()];
+        self.0.places.iter().flatten().zip(0..).for_each(|(place, index)| at[*place as usize] = index);
+        Tensor::cat(&parts, 1)?.index_select(&Tensor::new(at, own.device())?, 1)
+    }
+
+    /// The last place of the whole rows, on all ranks.
+    ///
+    /// # Shapes
+    /// `(batch, places, ..)` to `(batch, 1, ..)`; gradients do not go through.
+    ///
+    /// # Errors
+    /// Those of [`whole_of`](Self::whole_of).
+    pub fn last_of(&self, own: &Tensor) -> candle_core::Result<Tensor> {
+        let own = self.own(own)?;
+        let last = own.narrow(1, own.dim(1)? - 1, 1)?.force_contiguous()?;
+        let has_last = |rank: &usize| self.places_of(*rank).last() == Some(&(self.len() as u32 - 1));
+        let others = (0..self.ranks()).filter(|rank| *rank != self.rank());
+        if has_last(&self.rank()) {
+            for to in others {
+                self.exchange().begin((to, vec![last.clone()]), (to, Vec::new()))?.wait()?;
+            }
+        } else if let Some(from) = others.into_iter().find(has_last) {
+            self.exchange().begin((from, Vec::new()), (from, vec![last.clone()]))?.wait()?;
+        }
+        Ok(last)
+    }
+
+    /// Checks that a tensor has this rank's places, without its graph.
+    fn own(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        if x.dims().get(1) != Some(&self.places().len()) {
+            let problem =
+                format!("a tensor of shape {:?}: give (rows, {}, ..)", x.dims(), self.places().len());
+            return Err(Error::UnfitDivision { operation: "rows of all ranks", problem }.into());
+        }
+        x.detach().contiguous()
+    }
+
     pub(crate) fn exchange(&self) -> &dyn RowExchange {
         &*self.0.exchange
     }

@@ -34,7 +34,7 @@ more positions.
 
 With --chat the prompt is a user's message; with --messages there are several messages. The folder's
 chat template formats them, and only the model's answer is printed. A model that is too large for one
-rank is divided over several by --mesh with tp or shard.
+rank is divided over several by --mesh with tp or shard, and a long prompt by --mesh with cp.
 
   girandole generate --model model --prompt \"The \" --temperature 0.8")]
 pub struct GenerateOptions {
@@ -109,10 +109,10 @@ impl GenerateOptions {
 
     fn prompt(&self, world_size: usize) -> Result<Prompt> {
         let layout = self.spread.layout(world_size)?;
-        if layout.pp > 1 || layout.dp > 1 || layout.cp > 1 {
+        if layout.pp > 1 || layout.dp > 1 {
             return Err(self
                 .spread
-                .refuse(&layout, "one copy of the model writes the text: give tp, shard or both"));
+                .refuse(&layout, "one copy of the model writes the text: give tp, shard or cp"));
         }
         let prompt = match (&self.prompt, &self.prompt_file) {
             (Some(prompt), _) => prompt.clone(),
@@ -178,6 +178,7 @@ impl GenerateOptions {
         let (parts, build) = (opened.weights.parts(), opened.clone());
         let model: Parallel<CausalLm> =
             Parallel::new(comm.clone(), &layout, parts, &config, move |builder| build.build(builder))?;
+        let context = model.prompt_context(tokens.len())?;
         let Some(model) = model.model()? else { return Ok(()) };
         let tokenizer = &opened.tokenizer;
         let print = |text: &str| if comm.rank() == 0 { print(text) } else { Ok(()) };
@@ -186,7 +187,7 @@ impl GenerateOptions {
         }
         print(&shown)?;
         let began = Instant::now();
-        let (_, new) = answer(model, tokenizer, &tokens, &sampling, print)?;
+        let (_, new) = context.scope(|| answer(model, tokenizer, &tokens, &sampling, print))?;
         print("\n")?;
         if comm.rank() != 0 {
             return Ok(());

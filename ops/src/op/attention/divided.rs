@@ -65,7 +65,8 @@ pub(super) fn attention(
     call: &AttentionCall,
     rows: &DividedRows,
 ) -> candle_core::Result<Tensor> {
-    let ring = Ring::new(call, rows, dtype);
+    let hidden = call.hidden.as_deref().map(|own| hidden_of_all(own, call.sizes, rows)).transpose()?;
+    let ring = Ring::new(call, hidden.as_deref(), rows, dtype);
     let known = known_results();
     let [mixed, log_sums] = match known.as_deref() {
         Some([mixed, log_sums]) if mixed.dims() == q.dims() => [mixed.clone(), log_sums.clone()],
@@ -82,6 +83,13 @@ pub(super) fn attention(
     Ok(mixed)
 }
 
+/// For each place of the whole rows, whether its key is hidden.
+fn hidden_of_all(own: &[bool], sizes: Sizes, rows: &DividedRows) -> candle_core::Result<Vec<bool>> {
+    let own: Vec<u8> = own.iter().map(|hidden| u8::from(*hidden)).collect();
+    let own = Tensor::from_vec(own, (sizes.batch, sizes.keys), &Device::Cpu)?;
+    Ok(rows.whole_of(&own)?.flatten_all()?.to_vec1::<u8>()?.into_iter().map(|hidden| hidden != 0).collect())
+}
+
 /// Refuses what rows that are divided cannot have.
 pub(super) fn check(call: &AttentionCall, on_cpu: bool, rows: &DividedRows) -> Result<()> {
     let unfit = |problem: String| Err(Error::UnfitDivision { operation: NAME, problem });
@@ -89,9 +97,6 @@ pub(super) fn check(call: &AttentionCall, on_cpu: bool, rows: &DividedRows) -> R
     match call.mask {
         _ if queries != own || keys != own => {
             unfit(format!("{queries} queries and {keys} keys: give those of this rank's {own} places"))
-        }
-        _ if call.hidden.is_some() => {
-            unfit("a mask of keys; use packed rows (Documents) in its place".into())
         }
         _ if !on_cpu => {
             unfit("context parallelism (cp) computes attention on a CPU only; use the device cpu".into())
@@ -126,14 +131,19 @@ impl Arriving {
 }
 
 impl Ring {
-    fn new(call: &AttentionCall, rows: &DividedRows, dtype: DType) -> Self {
+    /// `hidden` is of all places of the rows.
+    fn new(call: &AttentionCall, hidden: Option<&[bool]>, rows: &DividedRows, dtype: DType) -> Self {
         let (rank, ranks) = (rows.rank(), rows.ranks());
         let calls = (0..ranks).map(|step| {
             let from = (rank + ranks - step) % ranks;
             let (ranges, keys) = seen(call, rows, rank, from);
-            let places = rows.places_of(from)[keys.clone()].into();
+            let places: Vec<u32> = rows.places_of(from)[keys.clone()].into();
+            let hidden = hidden.map(|hidden| {
+                let of_rows = hidden.chunks(rows.len());
+                of_rows.flat_map(|row| places.iter().map(|place| row[*place as usize])).collect()
+            });
             let part = SeenPart { ranges, queries: rows.places().into(), keys: places, len: rows.len() };
-            (call.of_part(part), keys)
+            (call.of_part(part, hidden), keys)
         });
         let calls = calls.collect();
         let sent = (0..ranks).map(|step| seen(call, rows, (rank + step) % ranks, rank).1).collect();
@@ -290,16 +300,15 @@ fn seen(call: &AttentionCall, rows: &DividedRows, of: usize, from: usize) -> (Ve
 
 impl AttentionCall {
     /// The call with the keys of one rank.
-    fn of_part(&self, part: SeenPart) -> Self {
+    fn of_part(&self, part: SeenPart, hidden: Option<Vec<bool>>) -> Self {
         let Self { sizes, mask, scale, dropout, how, .. } = self;
         let sizes = Sizes { keys: part.keys.len(), ..*sizes };
-        let (hidden, documents) = (None, None);
         Self {
             sizes,
             mask: *mask,
             scale: *scale,
             hidden,
-            documents,
+            documents: None,
             dropout: dropout.clone(),
             part: Some(part),
             how: *how,

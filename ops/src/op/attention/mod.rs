@@ -85,7 +85,7 @@ pub(super) fn invalid<T>(field: &'static str, got: usize, help: &'static str) ->
 /// # Errors
 /// Other shapes, a last dimension that is 0 or not divisible by the heads, dtypes that differ or are not f16, bf16,
 /// f32 or f64; fewer keys than queries with a mask; a window of 0; [`Documents`] of other rows, or with
-/// [`AttentionMask::AntiCausal`]; of divided rows other queries or keys than those of a rank's places, a mask of keys,
+/// [`AttentionMask::AntiCausal`]; of divided rows other queries or keys than those of a rank's places,
 /// [`AttentionMask::AntiCausal`], a device that is no CPU.
 ///
 /// # Source
@@ -115,7 +115,8 @@ pub fn attention(
 /// key at all gets zeros.
 ///
 /// # Shapes
-/// As [`attention`]; `key_mask`, of u8, is `(batch, keys)`: 0 hides a key.
+/// As [`attention`]; `key_mask`, of u8, is `(batch, keys)`: 0 hides a key. Of divided rows it is of
+/// this rank's keys, and sent to the other ranks.
 ///
 /// # Errors
 /// As [`attention`]; a mask of another shape or dtype.
