@@ -22,6 +22,17 @@ pub enum Error {
         /// What would be accepted.
         help: &'static str,
     },
+    /// A parameter that Muon is to step and that is no matrix.
+    #[error("Muon: parameter {parameter} of shape {dims:?} is no matrix: leave it to AdamW")]
+    NotAMatrix {
+        /// The parameter.
+        parameter: String,
+        /// Its shape.
+        dims: Vec<usize>,
+    },
+    /// A model of which no parameter is a matrix that Muon steps.
+    #[error("Muon: no parameter is a matrix of a hidden layer: use AdamW, or leave fewer parameters to it")]
+    NoMatrix,
     /// A file cannot be read or written.
     #[error(transparent)]
     File(Box<FileError>),

@@ -29,7 +29,8 @@
 //!
 //! - [`TorchInit`] is a variable builder that gives any candle model PyTorch's initial weights, from a seed.
 //! - [`Sgd`], with momentum, and [`Adam`] (also AdamW) are [`candle_nn::Optimizer`]s whose state can be saved:
-//!   [`OptimizerState`].
+//!   [`OptimizerState`]. [`Muon`] steps the matrices of hidden layers by orthogonal directions, and the rest by AdamW.
+//!   [`StepOptimizer`] is what a training loop needs of any of them.
 //! - [`LossScaler`] keeps small f16 gradients from underflowing to 0.
 //! - [`clip_grad_norm`] clips the gradients of a model that is replicated on every rank.
 //! - [`audit`] finds parameters that get no gradient, with the likely reason, and [`check_gradient`] gradients that backward
@@ -60,7 +61,9 @@ mod lock;
 mod loss_scaler;
 mod low_bits;
 mod missing_gradients;
+mod muon;
 mod narrow;
+mod optimizer;
 mod platform;
 mod runs;
 mod sgd;
@@ -84,6 +87,8 @@ pub use gradient_report::{GradientCheck, LostGradient};
 pub use init::TorchInit;
 pub use loss_scaler::{LossScaler, LossScalerConfig, LossScalerState, ScaledModel};
 pub use missing_gradients::{GradientAudit, NoGradient};
+pub use muon::{AdjustRate, Muon, MuonConfig};
+pub use optimizer::{StepOptimizer, WholeMatrices};
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{DeferredCopy, OptimizerState, named_vars};
 pub use tensor_file::{TensorFile, load_weights, save_weights};

@@ -9,9 +9,9 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::Optimizer;
 
-use crate::low_bits::LOW_BITS;
+use crate::low_bits::{LOW_BITS, LowBits};
 use crate::slot::{Reader, Slot, check_scale, named_by_index, slots};
-use crate::state::{Buffer, DeferredCopy, state_dtype};
+use crate::state::{Buffer, DeferredCopy, on_host, state_dtype};
 use crate::{Error, OptimizerState, Result};
 
 const NAME: &str = "Sgd";
@@ -155,6 +155,20 @@ impl Sgd {
             }
         }
         Ok(())
+    }
+}
+
+/// Steps a parameter along a direction: `p -= learning_rate * (direction + weight_decay * p)`.
+pub(crate) fn step_plain(
+    var: &Var,
+    low: &mut LowBits,
+    direction: &Tensor,
+    [learning_rate, weight_decay]: [f64; 2],
+) -> candle_core::Result<()> {
+    let config = SgdConfig { learning_rate, weight_decay, ..SgdConfig::default() };
+    match on_host(var) {
+        true => host::step(var, low, direction, &mut None, &config, 1.),
+        false => fallback::step(var, low, direction, &mut None, &config, 1.),
     }
 }
 

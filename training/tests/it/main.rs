@@ -7,6 +7,7 @@ mod clip;
 mod gradient_check;
 mod init;
 mod low_bits;
+mod muon;
 mod recompute;
 mod sgd;
 mod state;

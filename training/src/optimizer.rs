@@ -1,0 +1,88 @@
+//! What a training loop needs of an optimizer, whichever it is.
+
+use candle_core::backprop::GradStore;
+use candle_core::{Result, Tensor};
+use candle_nn::Optimizer;
+
+use crate::{Adam, Error, OptimizerState, Sgd};
+
+/// An optimizer for a model of which this rank may hold parts only. A further optimizer implements this, and nothing else has
+/// to know it.
+pub trait StepOptimizer: OptimizerState {
+    /// Sets the learning rate. An optimizer with several keeps their ratios.
+    fn set_learning_rate(&mut self, learning_rate: f64);
+
+    /// Steps with gradients multiplied by `scale`. What needs whole matrices asks `matrices` for them, which may communicate:
+    /// call it on every rank. If that fails, nothing has changed.
+    ///
+    /// # Errors
+    /// A gradient that does not fit its parameter; an invalid configuration; failures of communication.
+    fn step_whole(&mut self, grads: &GradStore, scale: f64, matrices: &mut dyn WholeMatrices) -> Result<()>;
+}
+
+impl StepOptimizer for Adam {
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        Optimizer::set_learning_rate(self, learning_rate);
+    }
+
+    fn step_whole(&mut self, grads: &GradStore, scale: f64, _: &mut dyn WholeMatrices) -> Result<()> {
+        self.step_scaled(grads, scale)
+    }
+}
+
+impl StepOptimizer for Sgd {
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        Optimizer::set_learning_rate(self, learning_rate);
+    }
+
+    fn step_whole(&mut self, grads: &GradStore, scale: f64, _: &mut dyn WholeMatrices) -> Result<()> {
+        self.step_scaled(grads, scale)
+    }
+}
+
+/// Where a matrix of which ranks hold parts is whole: on one of them.
+pub trait WholeMatrices {
+    /// Computes a function of whole matrices. `names` are this rank's variables, `part` returns for the index of one what it
+    /// holds, and the result has the same parts of `compute`'s results, in the shapes of the variables. A parameter with more than two dimensions is
+    /// several matrices, of its last two.
+    ///
+    /// # Errors
+    /// Those of `part` and `compute`; [`Error::NotAMatrix`]; [`Error::NoMatrix`] if no rank has any; failures of communication.
+    fn map(
+        &mut self,
+        names: &[&str],
+        part: &dyn Fn(usize) -> Result<Tensor>,
+        compute: &dyn Fn(&Tensor) -> Result<Tensor>,
+    ) -> Result<Vec<Tensor>>;
+}
+
+/// Matrices that this process holds whole.
+pub(crate) struct HeldWhole;
+
+impl WholeMatrices for HeldWhole {
+    fn map(
+        &mut self,
+        names: &[&str],
+        part: &dyn Fn(usize) -> Result<Tensor>,
+        compute: &dyn Fn(&Tensor) -> Result<Tensor>,
+    ) -> Result<Vec<Tensor>> {
+        if names.is_empty() {
+            return Err(Error::NoMatrix.into());
+        }
+        let one = |(place, name): (usize, &&str)| {
+            let whole = part(place)?;
+            let [.., rows, columns] = whole.dims() else {
+                let (parameter, dims) = (name.to_string(), whole.dims().to_vec());
+                return Err(Error::NotAMatrix { parameter, dims }.into());
+            };
+            let each = whole.reshape(((), *rows, *columns))?;
+            let computed = (0..each.dim(0)?).map(|matrix| compute(&each.get(matrix)?));
+            match &computed.collect::<Result<Vec<_>>>()?[..] {
+                [] => Ok(whole),
+                [one] => one.reshape(whole.shape()),
+                several => Tensor::stack(several, 0)?.reshape(whole.shape()),
+            }
+        };
+        names.iter().enumerate().map(one).collect()
+    }
+}
