@@ -24,7 +24,7 @@ use ::plan::command::PlanOptions;
 use clap::{Parser, Subcommand};
 use cli::comm_bench::{self, CommBenchOptions};
 use cli::error::Result;
-use cli::language::text::{ChatOptions, EvaluateOptions, GenerateOptions, TokenizeOptions};
+use cli::language::text::{ChatOptions, EvaluateOptions, ExportOptions, GenerateOptions, TokenizeOptions};
 use cli::language::{FinetuneOptions, PretrainOptions};
 use cli::shell::{CompletionsOptions, ManOptions};
 use cli::{language, launch, plan, program};
@@ -88,6 +88,8 @@ enum Command {
     Chat(ChatOptions),
     /// Compute the loss and perplexity of a Hugging Face model on a text
     Evaluate(EvaluateOptions),
+    /// Write a Hugging Face model as a GGUF file, or in another type
+    Export(ExportOptions),
     /// Convert text or conversations to a file of tokens to train on
     Tokenize(TokenizeOptions),
     /// Start any program as ranks on one machine or several
@@ -121,6 +123,7 @@ impl Command {
             Command::Generate(options) => options.run(),
             Command::Chat(options) => options.run(),
             Command::Evaluate(options) => options.run(),
+            Command::Export(options) => options.run(),
             Command::Tokenize(options) => options.run(),
             Command::Launch(options) => launch::run(options),
             Command::CommBench(options) => comm_bench::run(options),

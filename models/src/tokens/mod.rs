@@ -41,7 +41,7 @@ mod text;
 mod writer;
 
 pub use chat::{Chat, ChatTemplate, NamedTemplate, Rendered};
-pub(crate) use chat::{FILE as CHAT_TEMPLATE, MORE_TEMPLATES};
+pub(crate) use chat::{FILE as CHAT_TEMPLATE, MORE_TEMPLATES, template_text};
 pub use data::{Data, DataConfig, DataFile};
 pub use encode::TextEncoder;
 pub use file::TokenFile;

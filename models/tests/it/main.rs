@@ -12,6 +12,7 @@ mod data;
 mod documents;
 mod folders;
 mod generation;
+mod gguf;
 mod layouts;
 mod lora;
 mod packing;

@@ -1,8 +1,9 @@
-//! `generate`, `chat`, `evaluate` and `tokenize`: using a language model of a Hugging Face folder, and converting text to
-//! tokens.
+//! `generate`, `chat`, `evaluate`, `export` and `tokenize`: using a language model of a Hugging Face folder, writing it in other
+//! formats, and converting text to tokens.
 
 mod chat;
 mod evaluate;
+mod export;
 mod generate;
 mod layout;
 mod sampling;
@@ -21,6 +22,7 @@ use training::build::Builder;
 
 pub use chat::ChatOptions;
 pub use evaluate::EvaluateOptions;
+pub use export::ExportOptions;
 pub use generate::GenerateOptions;
 pub use tokenize::TokenizeOptions;
 

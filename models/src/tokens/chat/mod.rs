@@ -253,16 +253,12 @@ impl ChatTemplate {
     /// # Errors
     /// Files that cannot be read, and templates that are not valid Jinja.
     pub fn from_folder(folder: &Path) -> Result<Option<Self>> {
-        let (own, config) = (folder.join(FILE), folder.join(CONFIG));
-        let json = read_config(folder)?;
-        let with_tools = folder.join(MORE_TEMPLATES).join(format!("{NAME_WITH_TOOLS}.jinja"));
-        let (path, text, with_tools) = if own.exists() {
-            let with_tools = with_tools.exists().then(|| read(&with_tools)).transpose()?;
-            (own.clone(), read(&own)?, with_tools)
-        } else if let Some(text) = of_config(&json, "default") {
-            (config, text.to_string(), of_config(&json, NAME_WITH_TOOLS).map(str::to_string))
+        let Some((text, path)) = text_of_folder(folder)? else { return Ok(None) };
+        let with_tools = if path.ends_with(FILE) {
+            let with_tools = folder.join(MORE_TEMPLATES).join(format!("{NAME_WITH_TOOLS}.jinja"));
+            with_tools.exists().then(|| read(&with_tools)).transpose()?
         } else {
-            return Ok(None);
+            of_config(&read_config(folder)?, NAME_WITH_TOOLS).map(str::to_string)
         };
         Self::new(&text, with_tools.as_deref(), special_tokens(folder)?, path).map(Some)
     }
@@ -395,6 +391,21 @@ fn special_tokens(folder: &Path) -> Result<BTreeMap<String, String>> {
 fn read(path: &Path) -> Result<String> {
     let text = String::from_utf8(Error::read(path)?);
     text.map_err(|error| Error::Format { path: path.into(), problem: error.to_string() })
+}
+
+/// Returns the text of a folder's template, if it has one.
+pub(crate) fn template_text(folder: &Path) -> Result<Option<String>> {
+    Ok(text_of_folder(folder)?.map(|(text, _)| text))
+}
+
+/// Returns the text of a folder's template, and the file that has it.
+fn text_of_folder(folder: &Path) -> Result<Option<(String, PathBuf)>> {
+    let (own, config) = (folder.join(FILE), folder.join(CONFIG));
+    if own.exists() {
+        return Ok(Some((read(&own)?, own)));
+    }
+    let json = read_config(folder)?;
+    Ok(of_config(&json, "default").map(|text| (text.to_string(), config)))
 }
 
 /// Returns a template of a configuration by its name. A single one is named `default`.

@@ -1,0 +1,185 @@
+//! `export`: writes a model as a GGUF file, or as a folder in another type.
+
+use std::path::PathBuf;
+
+use candle_core::DType;
+use clap::{Args, ValueEnum};
+use models::{
+    FolderConfig, FolderWriter, GgufFile, GgufType, Lora, MergedWeights, Weights, export_gguf,
+    export_gguf_adapters,
+};
+
+use crate::console::{note, say};
+use crate::error::{Error, Result};
+use crate::outputs;
+
+/// What is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A file that llama.cpp and Ollama run.
+    Gguf,
+    /// A folder that transformers reads.
+    Transformers,
+}
+
+/// Types of weights in the result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ExportType {
+    /// 32 bits a weight.
+    F32,
+    /// 16 bits a weight.
+    F16,
+    /// 16 bits a weight, with the range of f32.
+    Bf16,
+    /// GGUF: 8.5 bits a weight.
+    #[value(name = "q8_0")]
+    Q8_0,
+    /// GGUF: 4.5 bits a weight.
+    #[value(name = "q4_0")]
+    Q4_0,
+    /// GGUF: 4.5 bits a weight, closer to the model than q4_0.
+    #[value(name = "q4_k")]
+    Q4K,
+}
+
+impl ExportType {
+    fn in_gguf(self) -> GgufType {
+        match self {
+            Self::F32 => GgufType::F32,
+            Self::F16 => GgufType::F16,
+            Self::Bf16 => GgufType::Bf16,
+            Self::Q8_0 => GgufType::Q8_0,
+            Self::Q4_0 => GgufType::Q4_0,
+            Self::Q4K => GgufType::Q4K,
+        }
+    }
+
+    /// The type in a folder; `None` if a folder cannot have it.
+    fn in_folder(self) -> Option<DType> {
+        match self {
+            Self::F32 => Some(DType::F32),
+            Self::F16 => Some(DType::F16),
+            Self::Bf16 => Some(DType::BF16),
+            _ => None,
+        }
+    }
+}
+
+/// Options of `export`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+A GGUF file has the model, its tokenizer and its chat template: llama.cpp, Ollama and others run it. Norms, biases, routers and
+learned positions are f32 in it whatever the matrices are; with a type of 4 bits the head has 6. With --adapters their change is
+merged into the weights; with --adapters-only the file has only them, for `llama-cli --lora`.
+
+  girandole export --model out --out model.gguf --type q4_k
+  girandole export --model base --adapters out --out merged --to transformers --type bf16")]
+pub struct ExportOptions {
+    /// Hugging Face folder of the model
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    /// File, or with --to transformers folder, to write
+    #[arg(long, value_name = "PATH")]
+    out: PathBuf,
+    /// Adapters (LoRA) to merge: a folder that finetune --lora-rank or peft wrote
+    #[arg(long, value_name = "DIR")]
+    adapters: Option<PathBuf>,
+    /// Write the adapters alone, in f32
+    #[arg(long, requires = "adapters", conflicts_with = "dtype")]
+    adapters_only: bool,
+    /// What to write
+    #[arg(long, value_enum, value_name = "FORMAT", default_value = "gguf")]
+    to: Format,
+    /// Type of the weights [default: f16 in GGUF, in a folder that of the model]
+    #[arg(long = "type", id = "dtype", value_enum, value_name = "TYPE")]
+    dtype: Option<ExportType>,
+    /// Largest file of a folder [default: 5GB]
+    #[arg(long, value_name = "BYTES", value_parser = plan::units::bytes)]
+    max_file_size: Option<f64>,
+}
+
+impl ExportOptions {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// A folder that cannot be used, or whose model or tokenizer the format cannot express; files that cannot be written.
+    pub fn run(&self) -> Result<()> {
+        let model = Weights::folder(&self.model)?;
+        let lora =
+            self.adapters.as_ref().map(|folder| Lora::from_folder(folder, model.config())).transpose()?;
+        let weights = match (&self.adapters, &lora) {
+            (Some(folder), Some(lora)) => model.with_adapters(folder, lora)?,
+            _ => model,
+        };
+        match self.to {
+            Format::Gguf => self.write_gguf(&weights, lora.as_ref()),
+            Format::Transformers => self.write_folder(&weights, lora.as_ref()),
+        }
+    }
+
+    fn write_gguf(&self, weights: &Weights, lora: Option<&Lora>) -> Result<()> {
+        if let Some(size) = self.max_file_size {
+            let help = "a GGUF file is one file: leave it out, or add --to transformers".into();
+            return Err(Error::Option { option: "--max-file-size", got: size.to_string(), help });
+        }
+        if self.out.is_dir() {
+            let help = "it is a folder: give the path of a file, such as model.gguf".into();
+            return Err(Error::Option { option: "--out", got: self.out.display().to_string(), help });
+        }
+        training::internal::check_writable(&self.out)?;
+        let written = match (lora, self.adapters_only) {
+            (Some(lora), true) => export_gguf_adapters(&self.out, weights, lora)?,
+            _ => {
+                let dtype = self.dtype.unwrap_or(ExportType::F16).in_gguf();
+                export_gguf(&self.out, &MergedWeights::new(weights, lora), &self.model, dtype)?
+            }
+        };
+        let GgufFile { tensors, bytes, wider, notes, .. } = written;
+        notes.iter().for_each(|line| note(format_args!("{line}")));
+        if let Some(first) = wider.first() {
+            note(format_args!(
+                "{} of {tensors} tensors have a wider type, since no block of this one divides their rows: {first}{}",
+                wider.len(),
+                if wider.len() > 1 { " and others" } else { "" }
+            ));
+        }
+        say(format_args!("tensors: {tensors}, bytes: {bytes}"))
+    }
+
+    fn write_folder(&self, weights: &Weights, lora: Option<&Lora>) -> Result<()> {
+        let refuse = |option, got: String, help: &str| Err(Error::Option { option, got, help: help.into() });
+        if self.adapters_only {
+            let help = "the adapters' folder has them already: leave it out to merge them, or leave out --to";
+            return refuse("--adapters-only", "set".into(), help);
+        }
+        let dtype = match self.dtype.map(|dtype| (dtype, dtype.in_folder())) {
+            None => None,
+            Some((_, Some(dtype))) => Some(dtype),
+            Some((dtype, None)) => {
+                let got = dtype.to_possible_value().map(|value| value.get_name().to_string());
+                let help = "a folder has f32, f16 or bf16: take one of them, or leave out --to";
+                return refuse("--type", got.unwrap_or_default(), help);
+            }
+        };
+        if self.out.canonicalize().is_ok_and(|out| Some(out) == self.model.canonicalize().ok()) {
+            let help = "it is the model's own folder: give another one";
+            return refuse("--out", self.out.display().to_string(), help);
+        }
+        outputs::make_folder(&self.out)?;
+        let how = FolderConfig {
+            dtype,
+            dtypes_of: Some(weights.clone()),
+            tokenizer_of: Some(self.model.clone()),
+            max_file_bytes: self
+                .max_file_size
+                .map_or(FolderConfig::default().max_file_bytes, |size| size as usize),
+        };
+        let merged = MergedWeights::new(weights, lora);
+        let mut writer = FolderWriter::begin(&self.out, weights.config(), DType::F32, &how)?;
+        for name in weights.shapes().keys() {
+            writer.write(name, &merged.get(name)?)?;
+        }
+        writer.finish()?;
+        say(format_args!("tensors: {}", weights.shapes().len()))
+    }
+}

@@ -1,0 +1,124 @@
+//! Types of tensors in a GGUF file.
+
+use std::path::Path;
+
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{DType, Tensor};
+
+use crate::{Error, Result, finite};
+
+/// Type of the matrices of a GGUF file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum GgufType {
+    /// 32 bits a weight.
+    F32,
+    /// 16 bits a weight.
+    F16,
+    /// 16 bits a weight, with the range of f32.
+    Bf16,
+    /// 8.5 bits a weight, in blocks of 32.
+    Q8_0,
+    /// 4.5 bits a weight, in blocks of 32.
+    Q4_0,
+    /// 4.5 bits a weight, in blocks of 256 with scales of their own parts.
+    Q4K,
+    /// 6.6 bits a weight, in blocks of 256: of the head, where other matrices have 4 bits.
+    Q6K,
+}
+
+/// The type of one tensor.
+pub(super) struct TensorType {
+    pub(super) dtype: GgufType,
+    /// Whether no block of the wanted type divides its rows.
+    pub(super) is_wider: bool,
+}
+
+impl GgufType {
+    fn ggml(self) -> GgmlDType {
+        match self {
+            Self::F32 => GgmlDType::F32,
+            Self::F16 => GgmlDType::F16,
+            Self::Bf16 => GgmlDType::BF16,
+            Self::Q8_0 => GgmlDType::Q8_0,
+            Self::Q4_0 => GgmlDType::Q4_0,
+            Self::Q4K => GgmlDType::Q4K,
+            Self::Q6K => GgmlDType::Q6K,
+        }
+    }
+
+    /// The number of the type in a file.
+    pub(super) fn number(self) -> u32 {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Q4_0 => 2,
+            Self::Q8_0 => 8,
+            Self::Q4K => 12,
+            Self::Q6K => 14,
+            Self::Bf16 => 30,
+        }
+    }
+
+    /// The number by which metadata says which type most tensors have (`general.file_type`).
+    pub(super) fn file_type(self) -> usize {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Q4_0 => 2,
+            Self::Q8_0 => 7,
+            Self::Q4K => 14,
+            Self::Q6K => 18,
+            Self::Bf16 => 32,
+        }
+    }
+
+    /// Whether numbers are in blocks with common scales.
+    pub(super) fn is_quantized(self) -> bool {
+        self.ggml().block_size() > 1
+    }
+
+    /// The bytes of so many numbers.
+    pub(super) fn bytes(self, count: usize) -> usize {
+        count / self.ggml().block_size() * self.ggml().type_size()
+    }
+
+    /// The type of a tensor in a file whose matrices have this one, `is_tied` if the embedding is the head.
+    pub(super) fn of_tensor(self, name: &str, dims: &[usize], is_tied: bool) -> TensorType {
+        if dims.len() < 2 {
+            return TensorType { dtype: Self::F32, is_wider: false };
+        }
+        let head = if is_tied { "token_embd.weight" } else { "output.weight" };
+        let wanted = match self {
+            Self::Q4_0 | Self::Q4K if name == head => Self::Q6K,
+            other => other,
+        };
+        let row = dims.last().copied().unwrap_or(1);
+        let mut dtype = wanted;
+        while !row.is_multiple_of(dtype.ggml().block_size()) {
+            dtype = dtype.wider();
+        }
+        TensorType { dtype, is_wider: dtype != wanted }
+    }
+
+    /// The next type with smaller blocks, or none.
+    fn wider(self) -> Self {
+        match self {
+            Self::Q4K => Self::Q4_0,
+            Self::Q6K => Self::Q8_0,
+            _ => Self::F16,
+        }
+    }
+
+    /// Returns a tensor's bytes in the file; `path` is for the error about a number beyond f16.
+    pub(super) fn encode(self, name: &str, tensor: &Tensor, path: &Path) -> Result<Vec<u8>> {
+        let tensor = tensor.contiguous()?;
+        if self == Self::F16 {
+            let converted = tensor.to_dtype(DType::F16)?;
+            if let Some((place, number)) = finite::first_not_finite(&tensor, &converted)? {
+                let problem = finite::problem(name, tensor.dims(), place, number, DType::F16);
+                return Err(Error::Format { path: path.into(), problem });
+            }
+        }
+        Ok(QTensor::quantize(&tensor, self.ggml())?.data()?.into_owned())
+    }
+}
