@@ -68,9 +68,10 @@ impl ExportType {
 /// Options of `export`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-A GGUF file has the model, its tokenizer and its chat template: llama.cpp, Ollama and others run it. Norms, biases, routers and
-learned positions are f32 in it whatever the matrices are; with a type of 4 bits the head has 6. With --adapters their change is
-merged into the weights; with --adapters-only the file has only them, for `llama-cli --lora`.
+A GGUF file has the model, its tokenizer and its chat template: llama.cpp, Ollama and others run it.
+Norms, biases, routers and learned positions are f32 in it whatever the matrices are; with a type of
+4 bits the head has 6. With --adapters their change is merged into the weights; with --adapters-only
+the file has only them, for `llama-cli --lora`.
 
   girandole export --model out --out model.gguf --type q4_k
   girandole export --model base --adapters out --out merged --to transformers --type bf16")]
@@ -81,7 +82,7 @@ pub struct ExportOptions {
     /// File, or with --to transformers folder, to write
     #[arg(long, value_name = "PATH")]
     out: PathBuf,
-    /// Adapters (LoRA) to merge: a folder that finetune --lora-rank or peft wrote
+    /// Adapters (LoRA) to merge: a folder of finetune or peft
     #[arg(long, value_name = "DIR")]
     adapters: Option<PathBuf>,
     /// Write the adapters alone, in f32
@@ -90,7 +91,7 @@ pub struct ExportOptions {
     /// What to write
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "gguf")]
     to: Format,
-    /// Type of the weights [default: f16 in GGUF, in a folder that of the model]
+    /// Type of weights [default: f16, or in a folder the model's]
     #[arg(long = "type", id = "dtype", value_enum, value_name = "TYPE")]
     dtype: Option<ExportType>,
     /// Largest file of a folder [default: 5GB]
