@@ -92,7 +92,7 @@ impl<'a> MergedWeights<'a> {
 /// ```
 /// use models::{GgufType, MergedWeights, Tokenizer, Weights, export_gguf};
 ///
-/// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen3").as_ref();
+/// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen3");
 /// # let out = tempfile::tempdir()?;
 /// # Tokenizer::bytes()?.save(out.path())?;
 /// # let with_tokenizer = out.path();
