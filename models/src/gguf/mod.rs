@@ -124,7 +124,7 @@ pub fn export_gguf(
         (plan, of_tensor.dtype)
     });
     let plans: Vec<_> = plans.collect();
-    let bytes = write(path, &metadata, &plans, |plan| plan.read(weights))?;
+    let bytes = write(path, &metadata, &plans, |name| weights.get(name))?;
     Ok(GgufFile { tensors: plans.len(), bytes, wider, notes })
 }
 
@@ -138,21 +138,19 @@ pub fn export_gguf_adapters(path: &Path, weights: &Weights, lora: &Lora) -> Resu
     let plans: Vec<_> =
         tensors::of_adapters(config, lora)?.into_iter().map(|plan| (plan, GgufType::F32)).collect();
     let builder = weights.tensors(DType::F32, &Device::Cpu);
-    let bytes = write(path, &metadata, &plans, |plan| {
-        plan.read_by(|name| {
-            let dims = lora.shapes().get(name).cloned().unwrap_or_default();
-            Ok(builder.get(dims, name)?)
-        })
+    let bytes = write(path, &metadata, &plans, |name| {
+        let dims = lora.shapes().get(name).cloned().unwrap_or_default();
+        Ok(builder.get(dims, name)?)
     })?;
     Ok(GgufFile { tensors: plans.len(), bytes, ..GgufFile::default() })
 }
 
-/// Writes a file of these tensors, and returns its size.
+/// Writes a file of these tensors, made of the parameters that `get` returns by name, and returns its size.
 fn write(
     path: &Path,
     metadata: &[(String, Value)],
     plans: &[(TensorPlan, GgufType)],
-    mut read: impl FnMut(&TensorPlan) -> Result<Tensor>,
+    get: impl Fn(&str) -> Result<Tensor>,
 ) -> Result<u64> {
     let refuse = Error::io("write", path);
     let infos: Vec<Info<'_>> = plans
@@ -165,7 +163,7 @@ fn write(
     let mut written = head.len() as u64;
     out.write_all(&head).map_err(&refuse)?;
     for (plan, dtype) in plans {
-        let bytes = dtype.encode(&plan.name, &read(plan)?, path)?;
+        let bytes = dtype.encode(&plan.name, &plan.read(&get)?, path)?;
         out.write_all(&bytes).map_err(&refuse)?;
         let filled = padding(bytes.len());
         out.write_all(&vec![0; filled]).map_err(&refuse)?;
@@ -178,13 +176,8 @@ fn write(
 }
 
 impl TensorPlan {
-    /// Returns the values of a model's tensor.
-    fn read(&self, weights: &MergedWeights<'_>) -> Result<Tensor> {
-        self.read_by(|name| weights.get(name))
-    }
-
     /// Returns its values, made of the parameters that `get` returns by name.
-    fn read_by(&self, get: impl Fn(&str) -> Result<Tensor>) -> Result<Tensor> {
+    fn read(&self, get: impl Fn(&str) -> Result<Tensor>) -> Result<Tensor> {
         let tensor = match &self.source {
             Source::Parameter { name, rotated_heads: None } => get(name)?,
             Source::Parameter { name, rotated_heads: Some(heads) } => pairs_adjacent(&get(name)?, *heads)?,

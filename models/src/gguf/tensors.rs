@@ -6,10 +6,10 @@ use ops::{RotaryConfig, RotaryScaling};
 
 use super::metadata::architecture;
 use crate::names::{self, ADAPTER};
-use crate::{Error, Family, Lora, ModelConfig, Result, Weights};
+use crate::{Error, Lora, ModelConfig, Result, Weights};
 
 /// Names within a block, here and in a GGUF file, without `weight` and `bias`.
-const IN_BLOCK: [(&str, &str); 22] = [
+const IN_BLOCK: [(&str, &str); 23] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -32,6 +32,7 @@ const IN_BLOCK: [(&str, &str); 22] = [
     ("attn.c_proj", "attn_output"),
     ("ln_2", "ffn_norm"),
     ("mlp.c_fc", "ffn_up"),
+    ("mlp.c_proj", "ffn_down"),
 ];
 const ROUTER: &str = "ffn_gate_inp";
 const SHARED_GATE: &str = "ffn_gate_inp_shexp";
@@ -140,9 +141,8 @@ fn name_of(config: &ModelConfig, name: &str) -> Option<String> {
     if let Some((place, rest)) =
         rest.strip_prefix(names.blocks).and_then(|rest| rest.strip_prefix('.')?.split_once('.'))
     {
-        let down = (config.family == Family::Gpt2 && rest == "mlp.c_proj").then_some("ffn_down");
-        let known = || IN_BLOCK.iter().find(|(known, _)| *known == rest).map(|(_, in_file)| *in_file);
-        return Some(format!("blk.{place}.{}.{end}", down.or_else(known)?));
+        let (_, in_file) = IN_BLOCK.iter().find(|(known, _)| *known == rest)?;
+        return Some(format!("blk.{place}.{in_file}.{end}"));
     }
     let in_file = match rest {
         rest if rest == names.embedding => "token_embd",

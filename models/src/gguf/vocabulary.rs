@@ -41,13 +41,12 @@ pub(super) fn of_folder(folder: &Path, vocab_size: usize) -> Result<Vec<(String,
     let path = folder.join(FILE);
     let json: Json = serde_json::from_slice(&Error::read(&path)?)
         .map_err(|error| Error::Format { path: path.clone(), problem: error.to_string() })?;
-    let pairs = Pairs::of(&json);
-    let Some(kind) = pairs.as_ref().and_then(|pairs| Kind::of(&json, pairs)) else {
+    let known = Pairs::of(&json).and_then(|pairs| Some((Kind::of(&json, &pairs)?, pairs)));
+    let Some((kind, pairs)) = known else {
         let problem = "llama.cpp has no name for this tokenizer, and would divide text otherwise; known are those of GPT-2, \
                        Llama 2 and 3, SmolLM2, Mistral and Qwen";
         return Err(Error::Format { path, problem: problem.into() });
     };
-    let Some(pairs) = pairs else { return Ok(Vec::new()) };
     let mut all = Vec::new();
     let mut put = |key: &str, value: Value| all.push((format!("tokenizer.ggml.{key}"), value));
     let (tokens, kinds) = tokens(&json, &pairs, vocab_size, matches!(kind, Kind::Sentence { .. }));
