@@ -39,6 +39,8 @@ impl SparseFeedForward {
         let weights = (0..experts.count).map(expert).collect::<Result<_>>()?;
         let vb = gate_part.of_heads();
         let router = Router::new(&vb.prefix(), experts.per_token)?.normalized(experts.normalized);
+        // All ranks that divide the layers compute the router, and sum its gradients.
+        let router = router.balanced(part.layers().rank() == 0);
         Ok(Self {
             scores: ops::linear_no_bias(hidden, experts.count, vb)?,
             router,

@@ -18,6 +18,15 @@ pub enum Error {
         /// What would be accepted.
         help: &'static str,
     },
+    /// A router has scores that are not numbers.
+    #[error(
+        "{router}: the scores of experts are not finite numbers; a parameter or an input before it is not finite: look for it with a \
+         lower learning rate, or in the weights that were read"
+    )]
+    ScoresNotFinite {
+        /// The router.
+        router: String,
+    },
     /// A tensor does not have the shape that an operation needs.
     #[error("{operation}: {tensor} must be of shape {expected:?}, got {got:?}")]
     ShapeMismatch {

@@ -72,4 +72,7 @@ pub use precision::{Precision, autocast};
 pub use recompute::{
     PartMember, backward, drawn, kept_result, recompute, recompute_cheap, recomputed_node, runs_in_part,
 };
-pub use rows::{DividedRows, Documents, PendingExchange, RowContext, RowExchange, RowKeys};
+pub use rows::{
+    Balance, BalanceConfig, BalanceLoss, DividedRows, Documents, PendingExchange, PendingSum, RankSum,
+    RowContext, RowExchange, RowKeys,
+};

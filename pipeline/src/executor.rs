@@ -57,6 +57,8 @@ pub(crate) struct State {
     leaving: HashMap<Cell, Tensor>,
     /// By stage: whether its input had a gradient in a micro-batch.
     pub(crate) has_input_gradient: HashMap<usize, bool>,
+    /// By micro-batch: the number of this rank's stages whose forward has run.
+    forwards: HashMap<usize, usize>,
     pub(crate) losses: Vec<Tensor>,
     pub(crate) spans: Vec<Span>,
     pub(crate) most_alive: usize,
@@ -169,6 +171,7 @@ impl Run<'_> {
             let input = Var::from_tensor(&output.detach()).map_err(Error::during("a stage's input"))?;
             self.state.inputs.insert((number + 1, micro_batch), input);
         }
+        self.end_forward(micro_batch).map_err(Error::during(action.to_string()))?;
         if self.evaluates {
             output = output.detach();
         }
@@ -178,6 +181,17 @@ impl Run<'_> {
         self.state.alive.insert((number, micro_batch), LiveActivation { input, output, bytes });
         self.state.most_alive = self.state.most_alive.max(self.state.alive.len() + self.state.deferred.len());
         Ok(())
+    }
+
+    /// After the last of this rank's stages the experts of a micro-batch are known.
+    fn end_forward(&mut self, micro_batch: usize) -> candle_core::Result<()> {
+        let forwards = self.state.forwards.entry(micro_batch).or_default();
+        *forwards += 1;
+        let balance = self.row_contexts.get(micro_batch).and_then(|rows| rows.balance.as_ref());
+        match balance {
+            Some(balance) if *forwards == self.stages.len() => balance.end_forward(),
+            _ => Ok(()),
+        }
     }
 
     /// Calls `compute` with what is known of a micro-batch's rows.

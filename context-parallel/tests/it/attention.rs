@@ -90,7 +90,7 @@ fn gap(a: &Tensor, b: &Tensor) -> Result<f64> {
 
 fn check(case: &Case) -> Result<()> {
     let documents = case.documents.clone().map(|rows| Documents::new(rows).unwrap());
-    let context = RowContext { keys: Some(RowKeys::new(7, 3, 0..2)), documents, divided: None };
+    let context = RowContext { keys: Some(RowKeys::new(7, 3, 0..2)), documents, ..RowContext::default() };
     let whole = run(case, &context, key_mask(case)?, inputs(case)?)?;
     let on_rank = |comm: Arc<dyn Communicator>| {
         let rows = ContextParallel::new(comm).divide(case.len, context.documents.as_ref())?;

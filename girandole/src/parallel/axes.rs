@@ -19,23 +19,32 @@ pub(super) struct Axes {
     pub(super) data: Arc<dyn Communicator>,
     /// Ranks whose gradients are averaged, and whose losses are summed (`dp`, `shard` and `cp`).
     pub(super) averaged: Arc<dyn Communicator>,
+    /// With experts to be balanced: ranks with different rows, places or stages (all axes but `tp`).
+    pub(super) undivided: Option<Arc<dyn Communicator>>,
     /// The ranks that divide rows, if there are several.
     pub(super) context: Option<ContextParallel>,
 }
 
 impl Axes {
-    pub(super) fn new(layout: &Layout, comm: Arc<dyn Communicator>, sequence_parallel: bool) -> Result<Self> {
+    pub(super) fn new(
+        layout: &Layout,
+        comm: Arc<dyn Communicator>,
+        sequence_parallel: bool,
+        balances: bool,
+    ) -> Result<Self> {
         let mesh = layout.mesh(comm.clone())?;
+        let others: Vec<&str> = mesh.axes().map(|(name, _)| name).filter(|name| *name != "tp").collect();
+        let undivided = if balances { Some(mesh.plane(&others)?) } else { None };
         let data = mesh.plane(&["dp", "shard"])?;
         if layout.cp == 1 {
             let (of_parameters, averaged) = (mesh.clone(), data.clone());
-            return Ok(Self { mesh, of_parameters, data, averaged, context: None });
+            return Ok(Self { mesh, of_parameters, data, averaged, undivided, context: None });
         }
         let of_parameters = layout.of_parameters().mesh(comm)?;
         let averaged = of_parameters.plane(&["dp", "shard"])?;
         let multiple = if sequence_parallel { layout.tp } else { 1 };
         let context = ContextParallel::new(mesh.axis("cp")?.clone()).in_multiples_of(multiple);
-        Ok(Self { mesh, of_parameters, data, averaged, context: Some(context) })
+        Ok(Self { mesh, of_parameters, data, averaged, undivided, context: Some(context) })
     }
 
     /// Divides a prompt of `len` tokens, if there is one for each rank at least.
@@ -58,7 +67,7 @@ impl Axes {
             None => (input, targets),
             Some(rows) => (rows.part_of(&input)?, rows.part_of(&targets)?),
         };
-        let rows = RowContext { keys: None, documents: documents.clone(), divided };
+        let rows = RowContext { keys: None, documents: documents.clone(), divided, balance: None };
         Ok((Batch { input, targets, documents }, rows))
     }
 }

@@ -85,7 +85,7 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
         });
         check_config::<M>(config, layout)?;
         let scaler = config.loss_scale.map(LossScaler::new).transpose()?;
-        let axes = Axes::new(layout, comm, config.sequence_parallel)?;
+        let axes = Axes::new(layout, comm, config.sequence_parallel, config.balance.is_some())?;
         let (mesh, averaged) = (&axes.of_parameters, &axes.averaged);
         let tensors = TensorParallelConfig {
             sequence_parallel: config.sequence_parallel,
@@ -127,6 +127,7 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
             scaler,
             counted: Default::default(),
             steps: 0,
+            routing: Default::default(),
             knows_documents: false,
             failed: None,
             remake,

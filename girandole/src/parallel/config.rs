@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::ExpertBalance;
 use candle_core::{DType, Device, Tensor};
 use ddp::DdpConfig;
 use fsdp::FsdpConfig;
@@ -53,6 +54,8 @@ pub struct ParallelConfig {
     /// What happens to parameters that have no gradient on any rank after the first step; replaces the `audit` of `ddp` and
     /// `fsdp`. With `shard` and without `pp`, a model with parameters that are not trained is not checked. Default: a warning.
     pub audit: AuditConfig,
+    /// How experts are balanced, and that their loads are counted. Default: neither.
+    pub balance: Option<ExpertBalance>,
     /// Decides which parameters are trained; the others are not given to the optimizer. Default: all are trained.
     pub is_trained: Option<IsTrained>,
 }
@@ -73,6 +76,7 @@ impl Default for ParallelConfig {
             loss_scale: None,
             seed: 0,
             audit: AuditConfig::default(),
+            balance: None,
             is_trained: None,
         }
     }
@@ -105,7 +109,7 @@ impl ParallelConfig {
 impl fmt::Debug for ParallelConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { dtype, device, micro_batches, schedule, split, ddp, fsdp, .. } = self;
-        let Self { recompute, sequence_parallel, loss_scale, seed, audit, .. } = self;
+        let Self { recompute, sequence_parallel, loss_scale, seed, audit, balance, .. } = self;
         f.debug_struct("ParallelConfig")
             .field("dtype", dtype)
             .field("device", device)
@@ -119,6 +123,7 @@ impl fmt::Debug for ParallelConfig {
             .field("loss_scale", loss_scale)
             .field("seed", seed)
             .field("audit", audit)
+            .field("balance", balance)
             .finish_non_exhaustive()
     }
 }

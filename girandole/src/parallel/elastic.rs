@@ -31,7 +31,7 @@ impl<M: Model> Parallel<M> {
             return Err(Error::invalid("the layout of a model that goes on", self.layout, help));
         };
         let layout = Layout::copies(comm.world_size());
-        let axes = Axes::new(&layout, comm, false)?;
+        let axes = Axes::new(&layout, comm, false, self.config.balance.is_some())?;
         ddp.regroup(axes.averaged.clone())?;
         (self.layout, self.axes, self.failed) = (layout, axes, None);
         Ok(())

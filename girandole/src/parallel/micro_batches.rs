@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp};
 use ops::tape::scalar_with_gradient;
-use ops::{Documents, RowContext, RowKeys};
+use ops::{Balance, Documents, RowContext, RowKeys};
 use strategy::DistributedModel;
 use training::build::Model;
 
@@ -66,30 +66,30 @@ impl<M: Model> Parallel<M> {
     /// Returns the mean over all targets of all ranks, without backward; `in_training` with the random numbers of rows.
     pub(super) fn mean_loss(&mut self, prepared: &Prepared, in_training: bool) -> Result<f64> {
         let Prepared { batch, parts, total, .. } = prepared;
+        let contexts: Vec<RowContext> = parts
+            .iter()
+            .map(|part| match in_training {
+                true => part.rows_once_more(),
+                false => part.rows_in_evaluation(),
+            })
+            .collect();
         let asked = Documents::asked();
-        let loss = |part: &MicroBatch, model: &M| match in_training {
-            true => part.training_loss(model),
-            false => part.loss(&part.rows_in_evaluation(), model),
-        };
         let of = |model: &M| {
-            parts
-                .iter()
-                .try_fold(0.0, |sum, part| Ok::<_, Error>(sum + part.add(&loss(part, model)?.detach())?))
+            let of_part = |sum, (part, rows): (&MicroBatch, &RowContext)| {
+                Ok::<_, Error>(sum + part.add(&part.loss(rows, model)?.detach())?)
+            };
+            parts.iter().zip(&contexts).try_fold(0.0, of_part)
         };
         let sum = match &mut self.model {
-            Kind::Stages(stages) => {
-                let rows = parts.iter().map(|part| match in_training {
-                    true => part.rows.clone(),
-                    false => part.rows_in_evaluation(),
-                });
-                stages.evaluate(batch, rows.collect(), prepared.counted)?
-            }
+            Kind::Stages(stages) => stages.evaluate(batch, contexts.clone(), prepared.counted)?,
             Kind::Whole { model, .. } => of(model)?,
             Kind::Copies(ddp) => of(ddp.model()?)?,
             Kind::Sharded(fsdp) => of(fsdp.model()?)?,
         };
         self.check_documents(batch, asked)?;
-        Ok(self.sum_of_all(sum)? / *total as f64)
+        let loss = self.sum_of_all(sum)? / *total as f64;
+        let balances: Vec<Balance> = contexts.into_iter().filter_map(|rows| rows.balance).collect();
+        Ok(if balances.is_empty() { loss } else { loss + self.balance_loss(&balances)? })
     }
 
     /// Checks once that some attention has asked for the documents of a batch, since `asked` on this rank, in one of the stages.
@@ -200,9 +200,9 @@ impl<M: Model> Parallel<M> {
             // Indices in the batch, whose rows are assigned to the ranks in turn.
             let places = (begin..whole).map(|row| row * data.world_size() + data.rank());
             let keys = Some(RowKeys::new(self.config.seed, self.steps, places));
-            let rows = RowContext { keys, ..of_all.part(begin..whole) };
+            let context = RowContext { keys, balance: self.balance_of(rows), ..of_all.part(begin..whole) };
             let count = if is_counted { M::count(&targets)? } else { 0 };
-            Ok(MicroBatch { input: of(input)?, count, targets, rows })
+            Ok(MicroBatch { input: of(input)?, count, targets, rows: context })
         };
         (0..count).map(part).collect()
     }
@@ -220,9 +220,15 @@ impl<M: Model> Parallel<M> {
 }
 
 impl MicroBatch {
-    /// Without random numbers.
+    /// As in training, for another forward pass.
+    fn rows_once_more(&self) -> RowContext {
+        let balance = self.rows.balance.as_ref().map(Balance::renewed);
+        RowContext { balance, ..self.rows.clone() }
+    }
+
+    /// Without random numbers, and without balance of experts.
     fn rows_in_evaluation(&self) -> RowContext {
-        RowContext { keys: None, ..self.rows.clone() }
+        RowContext { keys: None, balance: None, ..self.rows.clone() }
     }
 
     /// Computes the loss in training, where rows have random numbers.
@@ -231,10 +237,12 @@ impl MicroBatch {
     }
 
     fn loss<M: Model>(&self, rows: &RowContext, model: &M) -> Result<Tensor> {
-        rows.part(0..self.input.dim(0)?).scope(|| match self.count > 0 {
+        let loss = rows.part(0..self.input.dim(0)?).scope(|| match self.count > 0 {
             true => Ok(model.loss(&self.input, &self.targets)?),
             false => zero_loss(&model.without_loss(&self.input)?),
-        })
+        });
+        rows.balance.as_ref().map_or(Ok(()), Balance::end_forward)?;
+        loss
     }
 
     /// Returns its contribution to the sum of all losses.

@@ -1,6 +1,7 @@
 //! One model in any layout.
 
 mod axes;
+mod balance;
 mod build;
 mod check_gradient;
 mod config;
@@ -30,6 +31,7 @@ use training::{LossScaler, named_vars};
 
 use crate::Layout;
 
+pub use balance::{ExpertBalance, ExpertLoad};
 pub use config::{IsTrained, ParallelConfig};
 pub(crate) use micro_batches::{MicroBatch, Prepared};
 pub use stages::StagesForward;
@@ -66,6 +68,8 @@ pub struct Parallel<M> {
     counted: HashSet<TensorId>,
     /// Number of the next step.
     pub(crate) steps: u64,
+    /// Of the experts in the last step.
+    routing: balance::Routing,
     /// Whether some attention has asked for the documents of packed rows.
     knows_documents: bool,
     /// The first failure, after which ranks are out of step.
@@ -95,6 +99,9 @@ pub(crate) enum Kind<M> {
 pub struct Step {
     /// Mean loss over all targets of all ranks; the same on each.
     pub loss: f64,
+    /// Loss that balances experts, with its coefficient: a part of what the gradients are of, but not of `loss`. `None` without
+    /// one.
+    pub balance_loss: Option<f64>,
     /// Number of targets that counted, on all ranks.
     pub targets: usize,
     /// Gradients of this rank's variables for the whole batch, for the optimizer. Empty if the step is skipped.

@@ -201,7 +201,15 @@ fn of_config(config: &TrainConfig) -> Vec<Setting> {
 /// built.
 fn of_model(config: &ParallelConfig) -> Vec<Setting> {
     let ParallelConfig {
-        dtype, micro_batches, schedule, recompute, sequence_parallel, loss_scale, seed, ..
+        dtype,
+        micro_batches,
+        schedule,
+        recompute,
+        sequence_parallel,
+        loss_scale,
+        seed,
+        balance,
+        ..
     } = config;
     let field = |name: &str, value: &dyn Debug| Setting::new(name, format_args!("{value:?}"));
     vec![
@@ -212,5 +220,6 @@ fn of_model(config: &ParallelConfig) -> Vec<Setting> {
         field("sequence_parallel", sequence_parallel),
         field("loss_scale", loss_scale),
         field("seed of rows", seed),
+        field("balance of experts", balance),
     ]
 }

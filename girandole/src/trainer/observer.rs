@@ -19,6 +19,10 @@ pub struct StepReport {
     pub epoch: u64,
     /// Mean loss over all targets.
     pub loss: f64,
+    /// Loss that balances experts, with its coefficient, which is not a part of `loss`; `None` without one.
+    pub balance_loss: Option<f64>,
+    /// Of the router with the least balanced experts, the share of the busiest one in all choices; `None` if it is not counted.
+    pub busiest_expert: Option<f64>,
     /// Norm of the gradients before clipping; infinite if the step was skipped.
     pub grad_norm: f64,
     /// Factor of the loss in backward: 1 without [`ParallelConfig::loss_scale`](crate::ParallelConfig::loss_scale).

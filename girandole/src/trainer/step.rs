@@ -18,7 +18,7 @@
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::Optimizer;
-use ops::{Documents, backward};
+use ops::{Balance, Documents, backward};
 use strategy::DistributedModel;
 use training::LossScaler;
 use training::build::Model;
@@ -27,7 +27,7 @@ use training::internal::{GradSums, clip_factor};
 use super::first_gradients::CheckTime;
 use super::{StepReport, Trainer};
 use crate::parallel::{Kind, MicroBatch, Prepared};
-use crate::{Batch, Error, Parallel, Result, Step};
+use crate::{Batch, Error, ExpertLoad, Parallel, Result, Step};
 
 impl<M: Model> Trainer<'_, M> {
     /// Computes the next step. Batches without targets are left out, unless there are no others.
@@ -85,6 +85,8 @@ impl<M: Model> Trainer<'_, M> {
             step: self.done.step,
             epoch,
             loss: step.loss,
+            balance_loss: step.balance_loss,
+            busiest_expert: self.model.expert_loads().iter().map(ExpertLoad::busiest).reduce(f64::max),
             grad_norm,
             loss_scale,
             skipped: step.skipped,
@@ -175,6 +177,7 @@ impl<M: Model> Parallel<M> {
         let Prepared { batch, parts, total, share, .. } = self.prepare(batch, usize::MAX)?;
         self.steps += 1;
         let asked = Documents::asked();
+        let balances: Vec<Balance> = parts.iter().filter_map(|part| part.rows.balance.clone()).collect();
         // With this factor of the sum of a micro-batch's losses, the average of all ranks is the mean over all targets.
         let share = share * self.scaler.as_ref().map_or(1.0, LossScaler::factor);
         let (sum, mut grads) = match &mut self.model {
@@ -213,8 +216,10 @@ impl<M: Model> Parallel<M> {
         }
         self.audit(&grads)?;
         let loss = self.sum_of_all(sum)? / total as f64;
+        // The load of each expert, of all ranks; its loss is in the gradients already.
+        let balance_loss = self.take_routing(&balances)?;
         let skipped = !self.unscale(&mut grads)?;
-        Ok(Step { loss, targets: total, grads, skipped })
+        Ok(Step { loss, balance_loss, targets: total, grads, skipped })
     }
 }
 

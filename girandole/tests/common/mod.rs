@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::Optimizer;
-use girandole::ops::Documents;
+use girandole::ops::{BalanceLoss, Documents};
 use girandole::training::build::{Builder, Model, Unit, Units};
 use girandole::training::{Adam, AdamConfig, LossScalerConfig};
 use girandole::{
-    Batch, DistributedModel, InitialWeights, Layout, Parallel, ParallelConfig, Recompute, models, pipeline,
+    Batch, DistributedModel, ExpertBalance, InitialWeights, Layout, Parallel, ParallelConfig, Recompute,
+    models, pipeline,
 };
 use models::{CausalLm, ModelConfig, Weights};
 use pipeline::ScheduleKind;
@@ -100,6 +101,9 @@ pub(crate) struct Setup {
     pub(crate) dropout: f64,
     /// Whether rows are packed: each has documents of other lengths.
     pub(crate) packed: bool,
+    /// How experts are balanced.
+    pub(crate) balance: Option<BalanceLoss>,
+    pub(crate) micro_batches: Option<usize>,
 }
 
 impl Default for Setup {
@@ -117,6 +121,8 @@ impl Default for Setup {
             len: LEN,
             dropout: 0.0,
             packed: false,
+            balance: None,
+            micro_batches: None,
         }
     }
 }
@@ -164,7 +170,9 @@ impl Setup {
     ) -> Result<(ParallelConfig, impl Fn(&Builder) -> Result<CausalLm> + Send + Sync + 'static)> {
         let config = self.config();
         let rows = ROWS / layout.data_ranks();
-        let micro_batches = if rows.is_multiple_of(2) { 2 } else { 1 };
+        let most = if rows.is_multiple_of(2) { 2 } else { 1 };
+        let micro_batches = self.micro_batches.unwrap_or(most);
+        let counting = config.experts.as_ref().map(|experts| ExpertBalance::counting(experts.count));
         let settings = ParallelConfig {
             dtype: self.dtype,
             micro_batches,
@@ -174,6 +182,11 @@ impl Setup {
             loss_scale: self.loss_scale,
             sequence_parallel: self.sequence_parallel,
             seed: 3,
+            balance: counting.map(|counting| ExpertBalance {
+                loss: self.balance,
+                coefficient: 0.5,
+                ..counting
+            }),
             ..ParallelConfig::default()
         };
         Ok((settings, move |builder: &Builder| CausalLm::new(&config, builder)))
@@ -245,7 +258,7 @@ pub(crate) fn step_of(
     let mut step = parallel.step_batch(&own_rows(parallel, number, setup)?)?;
     parallel.clip_grad_norm(&mut step.grads, 0.5)?;
     optimizer.step(&step.grads)?;
-    Ok(step.loss)
+    Ok(step.loss + step.balance_loss.unwrap_or(0.0))
 }
 
 /// A chain of units of one kind, with the mean squared error.

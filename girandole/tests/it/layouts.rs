@@ -9,7 +9,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::Optimizer;
 use girandole::comm::Local;
 use girandole::models::{GenerateConfig, generate};
-use girandole::ops::activation_bytes;
+use girandole::ops::{BalanceLoss, activation_bytes};
 use girandole::pipeline::ScheduleKind;
 use girandole::{DistributedModel, Layout, Recompute};
 
@@ -154,6 +154,45 @@ fn experts_in_every_layout() {
         {
             for (layout, setup) in [("pp=2", setup), ("pp=2,shard=2", setup), ("pp=2,tp=2", divided)] {
                 assert_equal(layout, &train_as(layout, Setup { schedule, ..setup }), &expected, 1e-10);
+            }
+        }
+    }
+}
+
+/// The loss of rows also with other micro-batches, that of a batch with the same ones.
+#[test]
+fn balanced_experts_in_every_layout() {
+    let plain = train_as("", Setup { experts: true, ..Setup::default() });
+    for (balance, micro_batches) in [(BalanceLoss::Row, None), (BalanceLoss::Batch, Some(1))] {
+        let (balance, experts) = (Some(balance), true);
+        for packed in [false, true] {
+            let whole = Setup { balance, experts, packed, micro_batches: Some(1), ..Setup::default() };
+            let (expected, setup) = (train_as("", whole), Setup { micro_batches, ..whole });
+            let gap =
+                expected.parameters.iter().flat_map(|(name, one)| one.iter().zip(&plain.parameters[name]));
+            assert!(packed || gap.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max) > 1e-4, "nothing is added");
+            for layout in LAYOUTS {
+                assert_equal(layout, &train_as(layout, setup), &expected, 1e-10);
+            }
+            let divided = Setup { sequence_parallel: true, ..setup };
+            for layout in LAYOUTS.into_iter().filter(|layout| layout.contains("tp=2")) {
+                assert_equal(layout, &train_as(layout, divided), &expected, 1e-10);
+            }
+            for recompute in [Recompute::Units, Recompute::Selective] {
+                for (layout, setup) in
+                    [("", setup), ("shard=2", setup), ("pp=2", setup), ("cp=2", setup), ("tp=2", divided)]
+                {
+                    assert_equal(layout, &train_as(layout, Setup { recompute, ..setup }), &expected, 1e-10);
+                }
+            }
+        }
+        let two = Setup { balance, experts, micro_batches: Some(2), ..Setup::default() };
+        let expected = train_as("", two);
+        for schedule in
+            [ScheduleKind::GPipe, ScheduleKind::Interleaved, ScheduleKind::ZbH1, ScheduleKind::ZbV]
+        {
+            for layout in ["pp=2", "pp=2,shard=2", "pp=2,tp=2", "pp=2,cp=2", "pp=2,dp=2"] {
+                assert_equal(layout, &train_as(layout, Setup { schedule, ..two }), &expected, 1e-10);
             }
         }
     }

@@ -72,6 +72,11 @@ impl Documents {
         self.0.iter().flatten().max().map_or(0, |len| *len as usize)
     }
 
+    /// Number of places of a row that documents use.
+    pub(crate) fn used(&self, row: usize) -> u32 {
+        self.0[row].iter().sum()
+    }
+
     /// The documents of a range of the rows.
     ///
     /// # Panics

@@ -1,5 +1,6 @@
 //! What travels with the rows of a batch: keys of their random numbers, their documents, and how they are divided over ranks.
 
+mod balance;
 mod divided;
 mod documents;
 mod keys;
@@ -7,6 +8,8 @@ mod keys;
 use std::cell::RefCell;
 use std::ops::Range;
 
+pub use balance::{Balance, BalanceConfig, BalanceLoss, PendingSum, RankSum};
+pub(crate) use balance::{Recorded, Routed};
 pub use divided::{DividedRows, PendingExchange, RowExchange};
 pub use documents::Documents;
 pub use keys::RowKeys;
@@ -15,7 +18,7 @@ use crate::scoped::scoped;
 use crate::{Error, Result};
 
 thread_local! {
-    static CURRENT: RefCell<RowContext> = const { RefCell::new(RowContext { keys: None, documents: None, divided: None }) };
+    static CURRENT: RefCell<RowContext> = const { RefCell::new(RowContext::NONE) };
 }
 
 /// What operations know of the rows of a batch beside the input. It travels with the rows: strategies divide it with them, and
@@ -28,9 +31,13 @@ pub struct RowContext {
     pub documents: Option<Documents>,
     /// Which places of the rows this rank has. The documents are those of the whole rows. Default: all.
     pub divided: Option<DividedRows>,
+    /// How experts are balanced, in training. Default: they are not.
+    pub balance: Option<Balance>,
 }
 
 impl RowContext {
+    const NONE: Self = Self { keys: None, documents: None, divided: None, balance: None };
+
     /// That of a range of the rows.
     ///
     /// # Panics
@@ -39,7 +46,7 @@ impl RowContext {
     pub fn part(&self, rows: Range<usize>) -> Self {
         let keys = self.keys.as_ref().map(|keys| keys.part(rows.clone()));
         let documents = self.documents.as_ref().map(|documents| documents.part(rows));
-        Self { keys, documents, divided: self.divided.clone() }
+        Self { keys, documents, divided: self.divided.clone(), balance: self.balance.clone() }
     }
 
     /// The positions of some of the places that this rank has of each of `rows` rows, row by row: within their documents, or

@@ -158,7 +158,7 @@ fn dropout_by_row_is_as_without_documents() -> Result<()> {
     let [q, k] = [q, k].map(|x| x.as_tensor().repeat((1, 1, 3)).unwrap());
     let keys = RowKeys::new(3, 1, 0..2);
     let run = |documents| {
-        let context = RowContext { keys: Some(keys.clone()), documents, divided: None };
+        let context = RowContext { keys: Some(keys.clone()), documents, ..RowContext::default() };
         context.scope(|| attention(&q, &k, &v, &config)).map(|y| numbers(&y))
     };
     let whole = run(None)?;

@@ -8,8 +8,9 @@ use super::super::cast::cast;
 use super::super::softmax::softmax;
 use super::super::working_dtype;
 use super::kept_routes::kept_or;
-use crate::Error;
+use crate::rows::{Recorded, Routed};
 use crate::tape::explicit_op1;
+use crate::{Error, RowContext};
 
 /// Chooses the experts of each token: those with the highest scores, the first of equal ones, weighted by the softmax of the scores
 /// of all experts.
@@ -30,6 +31,7 @@ pub struct Router {
     name: Arc<str>,
     per_token: usize,
     normalized: bool,
+    balanced: bool,
 }
 
 impl Router {
@@ -42,13 +44,20 @@ impl Router {
             let (of, field, help) = ("Router", "the number of experts of a token", "it must be above 0");
             return Err(Error::InvalidConfig { of, field, got: 0.0, help }.into());
         }
-        Ok(Self { name: name.into(), per_token, normalized: false })
+        Ok(Self { name: name.into(), per_token, normalized: false, balanced: true })
     }
 
     /// Sets whether the weights of a token's experts are divided by their sum. Default: false.
     #[must_use]
     pub fn normalized(self, normalized: bool) -> Self {
         Self { normalized, ..self }
+    }
+
+    /// Sets whether the gradient of a [`Balance`](crate::Balance) is added on this rank: where several ranks compute the same
+    /// router and their gradients are summed, only one of them adds it. Default: true.
+    #[must_use]
+    pub fn balanced(self, balanced: bool) -> Self {
+        Self { balanced, ..self }
     }
 
     /// The router's name.
@@ -59,10 +68,10 @@ impl Router {
     /// Chooses the experts of tokens with these scores. f16 and bf16 are computed in f32.
     ///
     /// # Shapes
-    /// `(.., experts)`.
+    /// `(.., experts)`; in a [`RowContext`] with [`Balance`](crate::Balance) `(rows, .., experts)`.
     ///
     /// # Errors
-    /// Fewer experts than each token has; dtypes other than f16, bf16, f32 and f64.
+    /// Fewer experts than each token has; scores that are not numbers; dtypes other than f16, bf16, f32 and f64.
     pub fn route(&self, scores: &Tensor) -> Result<Routes> {
         let count = scores.dim(D::Minus1)?;
         if self.per_token > count {
@@ -74,7 +83,17 @@ impl Router {
         let shares = softmax(&wide.contiguous()?.reshape(((), count))?)?;
         let tokens = shares.dim(0)?;
         let experts = kept_or(tokens * self.per_token, || self.choose(&shares.detach()))?;
-        let weights = select(&shares, &experts, (self.per_token, self.normalized))?;
+        let context = RowContext::current();
+        let recorded = match &context.balance {
+            None => None,
+            Some(balance) => {
+                let rows = if scores.rank() > 2 { scores.dim(0)? } else { 1 };
+                let of = (&experts[..], self.per_token);
+                let recorded = balance.record(&Routed::new(&context, &self.name, (&shares, rows), of)?)?;
+                self.balanced.then_some(recorded)
+            }
+        };
+        let weights = select(&shares, &experts, (self.per_token, self.normalized), recorded)?;
         Ok(Routes { weights, experts: experts.into(), per_token: self.per_token, count })
     }
 
@@ -83,6 +102,9 @@ impl Router {
         let mut chosen = Vec::with_capacity(shares.dim(0)? * self.per_token);
         let mut order: Vec<u32> = Vec::new();
         for row in shares.to_dtype(DType::F64)?.to_vec2::<f64>()? {
+            if row.iter().any(|share| share.is_nan()) {
+                return Err(Error::ScoresNotFinite { router: self.name.to_string() }.into());
+            }
             let better = |a: &u32, b: &u32| row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b));
             order.clear();
             order.extend(0..row.len() as u32);
@@ -133,7 +155,12 @@ impl Routes {
 }
 
 /// Returns the shares of the chosen experts, divided by their sum if `normalized`.
-fn select(shares: &Tensor, experts: &[u32], (per_token, normalized): (usize, bool)) -> Result<Tensor> {
+fn select(
+    shares: &Tensor,
+    experts: &[u32],
+    (per_token, normalized): (usize, bool),
+    recorded: Option<Recorded>,
+) -> Result<Tensor> {
     let shape = (shares.dim(0)?, per_token);
     let experts = Tensor::from_slice(experts, shape, shares.device())?;
     let chosen = shares.detach().gather(&experts, 1)?;
@@ -151,6 +178,11 @@ fn select(shares: &Tensor, experts: &[u32], (per_token, normalized): (usize, boo
             }
             false => gradient,
         };
-        Ok([Some(shares.zeros_like()?.scatter_add(&experts, &gradient, 1)?)])
+        let balance = match &recorded {
+            Some(recorded) => recorded.gradient(shares.dtype(), shares.device())?,
+            None => None,
+        };
+        let own = balance.map_or_else(|| shares.zeros_like(), Ok)?;
+        Ok([Some(own.scatter_add(&experts, &gradient, 1)?)])
     })
 }
