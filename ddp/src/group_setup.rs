@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use candle_core::Var;
-use comm::Communicator;
 use comm::internal::line_difference;
+use strategy::ReplicaGroups;
 use training::AuditConfig;
 
 use crate::hook::ReducerRef;
@@ -20,30 +20,49 @@ pub(crate) struct ModelState<'a> {
     pub(crate) integers: &'a [(String, Var)],
 }
 
-/// Checks that all ranks of a group have the same model, broadcasts rank 0's values, and creates the reducer.
+/// Checks that all ranks that have replicas of a parameter have the same, broadcasts the first rank's values, and creates the
+/// reducer.
 pub(crate) fn set_up_group(
-    comm: Arc<dyn Communicator>,
+    replicas: ReplicaGroups,
     state: &ModelState<'_>,
     config: &DdpConfig,
     link: &ReducerRef,
 ) -> Result<Arc<Reducer>> {
-    if let Some(difference) = line_difference(&*comm, 0, &describe(state, config))? {
-        return Err(Error::ModelMismatch(difference));
+    let groups: Vec<_> = replicas.groups().enumerate().collect();
+    if groups.len() > 1 && !matches!(config.hook, CommHook::AllReduce) {
+        let help = "leave it out: where ranks have different parameters, gradients are averaged as they are";
+        let hook = format!("{:?}", config.hook);
+        return Err(strategy::Error::invalid("DdpConfig::hook", hook, help).into());
+    }
+    let mut difference = None;
+    for (place, comm) in &groups {
+        let found = line_difference(&***comm, 0, &describe(state, config, &replicas, *place))?;
+        difference = difference.or(found);
+    }
+    let checked = difference.map_or(Ok(()), |difference| Err(Error::ModelMismatch(difference)));
+    match groups.len() {
+        1 => checked?,
+        _ => strategy::all_agree([&**replicas.all()], checked)?,
     }
     let &ModelState { parameters, buffers, integers } = state;
-    if comm.world_size() > 1 {
-        let parameters = parameters.iter().map(Parameter::var);
-        let others = buffers.iter().chain(integers).map(|(_, var)| var);
-        let vars: Vec<&Var> = parameters.chain(others).collect();
-        initial::broadcast(&*comm, &vars, config.bucket_bytes)?;
+    for (place, comm) in groups.into_iter().filter(|(_, comm)| comm.world_size() > 1) {
+        let parameters = parameters.iter().filter(|parameter| replicas.place_of(parameter.name()) == place);
+        let others = buffers.iter().chain(integers).filter(|_| place == 0).map(|(_, var)| var);
+        let vars: Vec<&Var> = parameters.map(Parameter::var).chain(others).collect();
+        initial::broadcast(&**comm, &vars, config.bucket_bytes)?;
     }
-    let reducer = Arc::new(Reducer::new(comm, parameters, buffers, config));
+    let reducer = Arc::new(Reducer::new(replicas, parameters, buffers, config));
     *lock(link) = Arc::downgrade(&reducer);
     Ok(reducer)
 }
 
-/// Describes what must be equal on all ranks, one line per item.
-fn describe(state: &ModelState<'_>, config: &DdpConfig) -> Vec<String> {
+/// Describes what must be equal on all ranks of the group at a place, one line per item.
+fn describe(
+    state: &ModelState<'_>,
+    config: &DdpConfig,
+    replicas: &ReplicaGroups,
+    place: usize,
+) -> Vec<String> {
     let &ModelState { parameters, buffers, integers } = state;
     let DdpConfig {
         bucket_bytes, first_bucket_bytes, tune_bucket_bytes, hook, broadcast_buffers, audit, ..
@@ -64,11 +83,14 @@ fn describe(state: &ModelState<'_>, config: &DdpConfig) -> Vec<String> {
     let mut lines = vec![first];
     let mut kinds = Kinds::default();
     let mut line = |what: &str, name: &str, var: &Var| {
-        let kind = kinds.item(var).kind;
+        let kind = kinds.item(var, 0).kind;
         lines.push(format!("{what} {name} {:?} {:?} (kind {kind})", var.dims(), var.dtype()));
     };
-    parameters.iter().for_each(|parameter| line("parameter", parameter.name(), parameter.var()));
-    buffers.iter().for_each(|(name, buffer)| line("buffer", name, buffer));
-    integers.iter().for_each(|(name, var)| line("integers", name, var));
+    let own = parameters.iter().filter(|parameter| replicas.place_of(parameter.name()) == place);
+    own.for_each(|parameter| line("parameter", parameter.name(), parameter.var()));
+    if place == 0 {
+        buffers.iter().for_each(|(name, buffer)| line("buffer", name, buffer));
+        integers.iter().for_each(|(name, var)| line("integers", name, var));
+    }
     lines
 }

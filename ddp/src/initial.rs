@@ -13,7 +13,7 @@ use crate::plan::Plan;
 /// One broadcast per `bucket_bytes` of values, and that much memory; a larger variable is broadcast in place.
 pub(crate) fn broadcast(comm: &dyn Communicator, vars: &[&Var], bucket_bytes: usize) -> Result<()> {
     let mut kinds = Kinds::default();
-    let items: Vec<_> = vars.iter().map(|var| kinds.item(var)).collect();
+    let items: Vec<_> = vars.iter().map(|var| kinds.item(var, 0)).collect();
     let order: Vec<usize> = (0..vars.len()).collect();
     let plan = Plan::new(&items, &order, bucket_bytes, bucket_bytes);
     for bucket in plan.buckets.iter().filter(|bucket| bucket.elements > 0) {

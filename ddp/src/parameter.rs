@@ -51,20 +51,21 @@ impl Parameter {
     }
 }
 
-/// Numbers combinations of dtype and device in order of first occurrence. The numbers are the same on every rank even if
+/// Numbers combinations of dtype, device and group in order of first occurrence. The numbers are the same on every rank even if
 /// device names differ.
 #[derive(Debug, Default)]
-pub(crate) struct Kinds(Vec<(DType, DeviceLocation)>);
+pub(crate) struct Kinds(Vec<(DType, DeviceLocation, usize)>);
 
 impl Kinds {
-    pub(crate) fn item(&mut self, tensor: &Tensor) -> Item {
-        let kind = (tensor.dtype(), tensor.device().location());
+    /// The item of a tensor, whose replicas are the ranks of the group at this place ([`strategy::ReplicaGroups`]).
+    pub(crate) fn item(&mut self, tensor: &Tensor, group: usize) -> Item {
+        let kind = (tensor.dtype(), tensor.device().location(), group);
         let elements = tensor.elem_count();
         let bytes = elements * kind.0.size_in_bytes();
         let number = self.0.iter().position(|known| *known == kind).unwrap_or_else(|| {
             self.0.push(kind);
             self.0.len() - 1
         });
-        Item { elements, bytes, kind: number }
+        Item { elements, bytes, kind: number, group }
     }
 }

@@ -5,8 +5,10 @@
 pub(crate) struct Item {
     pub(crate) elements: usize,
     pub(crate) bytes: usize,
-    /// Number of its combination of dtype and device; all items of a bucket are of one kind.
+    /// Number of its combination of dtype, device and group; all items of a bucket are of one kind.
     pub(crate) kind: usize,
+    /// Place of the group of ranks that it is averaged over.
+    pub(crate) group: usize,
 }
 
 /// Buckets in the order in which they are communicated.
@@ -102,7 +104,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn item(bytes: usize, kind: usize) -> Item {
-        Item { elements: bytes / 4, bytes, kind }
+        Item { elements: bytes / 4, bytes, kind, group: 0 }
     }
 
     #[test]

@@ -95,7 +95,10 @@ mod tests {
     use comm::Local;
 
     fn items(count: usize) -> (Vec<Item>, Vec<usize>) {
-        (vec![Item { elements: 1 << 16, bytes: 1 << 18, kind: 0 }; count], (0..count).rev().collect())
+        (
+            vec![Item { elements: 1 << 16, bytes: 1 << 18, kind: 0, group: 0 }; count],
+            (0..count).rev().collect(),
+        )
     }
 
     #[test]

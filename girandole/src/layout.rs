@@ -28,6 +28,9 @@ pub struct Layout {
     /// Ranks that divide each row by position (context parallelism). Parameters are copies along it, or with `shard` divided along
     /// both together.
     pub cp: usize,
+    /// Ranks that each have some of the experts of a model (expert parallelism), and different rows. All other parameters are copies
+    /// along it.
+    pub ep: usize,
     /// Ranks that divide each layer (tensor parallelism).
     pub tp: usize,
 }
@@ -35,7 +38,7 @@ pub struct Layout {
 impl Default for Layout {
     /// One rank.
     fn default() -> Self {
-        Self { pp: 1, dp: 1, shard: 1, cp: 1, tp: 1 }
+        Self { pp: 1, dp: 1, shard: 1, cp: 1, ep: 1, tp: 1 }
     }
 }
 
@@ -46,8 +49,9 @@ impl Layout {
     }
 
     /// Returns the names and sizes of the axes, the outermost first.
-    pub fn axes(&self) -> [(&'static str, usize); 5] {
-        [("pp", self.pp), ("dp", self.dp), ("shard", self.shard), ("cp", self.cp), ("tp", self.tp)]
+    pub fn axes(&self) -> [(&'static str, usize); 6] {
+        let Self { pp, dp, shard, cp, ep, tp } = *self;
+        [("pp", pp), ("dp", dp), ("shard", shard), ("cp", cp), ("ep", ep), ("tp", tp)]
     }
 
     /// Returns the number of ranks.
@@ -57,7 +61,7 @@ impl Layout {
 
     /// Returns the number of ranks that process different rows of a batch.
     pub fn data_ranks(&self) -> usize {
-        self.dp.saturating_mul(self.shard)
+        self.dp.saturating_mul(self.shard).saturating_mul(self.ep)
     }
 
     /// The layout of the parameters: ranks along `cp`, which have the same rows, are shards of them if there are any, otherwise
@@ -71,13 +75,13 @@ impl Layout {
     }
 
     /// Whether training can continue in this layout when a rank is lost: another rank holds the same part of the model, or
-    /// checkpoints do. `pp`, `cp` and `tp` keep their sizes.
+    /// checkpoints do. `pp`, `cp`, `ep` and `tp` keep their sizes.
     pub fn survives_loss(&self, has_checkpoints: bool) -> bool {
         self.dp > 1 || (self.shard > 1 && has_checkpoints)
     }
 
     /// Returns the layout in which most of `ranks` ranks can continue, with batches of so many rows in so many
-    /// micro-batches: with the same `pp`, `cp` and `tp`, and smaller `dp` and `shard`. If possible, a rank holds no more than
+    /// micro-batches: with the same `pp`, `cp`, `ep` and `tp`, and smaller `dp` and `shard`. If possible, a rank holds no more than
     /// before, and if there were copies of the model, there still are. `None` if there are too few ranks.
     ///
     /// ```
@@ -105,8 +109,9 @@ impl Layout {
             .or_else(|| self.for_fewer(ranks, batch_size, micro_batches))
     }
 
-    /// Whether so many ranks with different rows can divide a batch.
+    /// Whether a batch can be divided if `dp` and `shard` are so many ranks together.
     fn fits(&self, data: usize, batch_size: usize, micro_batches: usize) -> bool {
+        let data = data * self.ep;
         match self.pp {
             1 => batch_size >= data * micro_batches,
             // The micro-batches of a pipeline are equally large.
@@ -115,7 +120,7 @@ impl Layout {
     }
 
     fn fewer(&self, ranks: usize, fits: impl Fn(usize) -> bool) -> Option<Self> {
-        let most = ranks / self.pp.saturating_mul(self.tp).saturating_mul(self.cp);
+        let most = ranks / Self { dp: 1, shard: 1, ..*self }.ranks();
         let of = |data: usize| {
             let shard = (self.shard..=data).find(|shard| data.is_multiple_of(*shard)).unwrap_or(data);
             Self { dp: data / shard, shard, ..*self }
@@ -131,6 +136,7 @@ impl Layout {
             "dp" => &mut self.dp,
             "shard" => &mut self.shard,
             "cp" => &mut self.cp,
+            "ep" => &mut self.ep,
             "tp" => &mut self.tp,
             _ => return None,
         })
@@ -177,6 +183,9 @@ mod tests {
             ("pp=2,shard=2,tp=2", 3, 8, None),
             ("dp=3,cp=2", 5, 12, Some("dp=2,cp=2")),
             ("cp=2", 1, 8, None),
+            ("dp=3,ep=2", 5, 12, Some("dp=2,ep=2")),
+            ("shard=2,ep=3", 5, 12, Some("ep=3")),
+            ("ep=2", 1, 8, None),
         ] {
             assert_eq!(fewer(layout, ranks, batch).as_deref(), expected, "{layout} on {ranks}");
         }

@@ -78,8 +78,8 @@ pub mod settings;
 pub mod trainer;
 
 pub use {
-    comm, context_parallel, ddp, fsdp, launch, models, ops, pipeline, report, sampler, strategy,
-    tensor_parallel, training,
+    comm, context_parallel, ddp, expert_parallel, fsdp, launch, models, ops, pipeline, report, sampler,
+    strategy, tensor_parallel, training,
 };
 
 pub use batch::Batch;

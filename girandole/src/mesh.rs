@@ -40,7 +40,7 @@ impl Layout {
         };
         let mut found: Vec<Self> = Vec::new();
         let alone = [Self::copies(ranks), Self { shard: ranks, ..Self::default() }];
-        for layout in ["dp", "shard", "tp", "pp", "cp"].into_iter().filter_map(fit).chain(alone) {
+        for layout in ["dp", "shard", "tp", "pp", "cp", "ep"].into_iter().filter_map(fit).chain(alone) {
             if !found.contains(&layout) {
                 found.push(layout);
             }
@@ -75,7 +75,7 @@ impl FromStr for Layout {
             }
             seen.push(name);
             let Some(axis) = layout.size_mut(name) else {
-                return refuse("the axes are pp, dp, shard, cp and tp (shard is FSDP, dp is DDP)");
+                return refuse("the axes are pp, dp, shard, cp, ep and tp (shard is FSDP, dp is DDP)");
             };
             match size.parse() {
                 Ok(number) if number > 0 => *axis = number,

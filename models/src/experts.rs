@@ -12,7 +12,8 @@ use crate::names::{self, ExpertNames};
 use crate::{ExpertsConfig, ModelConfig};
 
 /// Experts, their router, and optionally a shared expert. Where layers are divided, each rank has a part of every expert and
-/// computes the whole router, whose gradient is then the sum over ranks.
+/// computes the whole router, whose gradient is then the sum over ranks. Where experts are divided, each rank has some of them, and
+/// router and shared expert are those of its own rows.
 pub(crate) struct SparseFeedForward {
     scores: ops::Linear,
     router: Router,
@@ -28,15 +29,19 @@ impl SparseFeedForward {
         let expert = |expert: usize| {
             let of = |name: &str, inputs, outputs, division| {
                 let part = part.pp("experts").pp(expert).pp(name);
-                part.weight(&LinearConfig::new(inputs, outputs, division))
+                part.weight_of_expert(&LinearConfig::new(inputs, outputs, division), (expert, experts.count))
             };
-            Ok([
-                of(gate, hidden, width, Division::Outputs)?,
-                of(up, hidden, width, Division::Outputs)?,
-                of(down, width, hidden, Division::Inputs)?,
-            ])
+            let gate = of(gate, hidden, width, Division::Outputs)?;
+            let up = of(up, hidden, width, Division::Outputs)?;
+            let down = of(down, width, hidden, Division::Inputs)?;
+            Ok(gate.zip(up).zip(down).map(|((gate, up), down)| [gate, up, down]))
         };
-        let weights = (0..experts.count).map(expert).collect::<Result<_>>()?;
+        let weights = (0..experts.count).filter_map(|number| expert(number).transpose());
+        let own = Experts::new(weights.collect::<Result<_>>()?, config.activation)?;
+        let own = match part.layers().experts(experts.count)? {
+            None => own,
+            Some(divided) => own.divided(divided)?,
+        };
         let vb = gate_part.of_heads();
         let router = Router::new(&vb.prefix(), experts.per_token)?.normalized(experts.normalized);
         // All ranks that divide the layers compute the router, and sum its gradients.
@@ -44,7 +49,7 @@ impl SparseFeedForward {
         Ok(Self {
             scores: ops::linear_no_bias(hidden, experts.count, vb)?,
             router,
-            experts: Experts::new(weights, config.activation)?,
+            experts: own,
             shared: experts.shared_width.map(|width| SharedExpert::new(config, width, part)).transpose()?,
             layers: part.layers().clone(),
         })

@@ -75,7 +75,8 @@ impl From<candle_core::Error> for Error {
 }
 
 impl Error {
-    pub(crate) fn invalid(what: impl Into<String>, got: impl ToString, help: impl Into<String>) -> Self {
+    /// An argument that cannot be used: what it is, what was given, and what to give.
+    pub fn invalid(what: impl Into<String>, got: impl ToString, help: impl Into<String>) -> Self {
         Self::Invalid { what: what.into(), got: got.to_string(), help: help.into() }
     }
 

@@ -14,6 +14,7 @@ mod norm;
 mod parameter_difference;
 mod piece;
 mod region;
+mod replica_groups;
 mod replicas;
 mod whole;
 
@@ -37,6 +38,7 @@ pub use keep_alive::with_keep_alive;
 pub use parameter_difference::ParameterDifference;
 pub use piece::Piece;
 pub use region::Region;
+pub use replica_groups::ReplicaGroups;
 pub use replicas::{Replicas, check_replicas};
 
 /// A model on several ranks, each of which holds some elements of its parameters.

@@ -48,6 +48,8 @@ pub struct Shards {
     summed: Arc<Mutex<BTreeSet<String>>>,
     /// Variables that were requested, and what this rank has of each.
     held: Arc<Mutex<BTreeMap<String, HeldPart>>>,
+    /// Variables that only other ranks have, and their numbers of elements.
+    skipped: Arc<Mutex<BTreeMap<String, usize>>>,
     /// For each copy of another variable, the name of that one.
     copies: Arc<BTreeMap<String, String>>,
     /// Drawn values for copies that have not been requested yet, by the copy's name.
@@ -87,6 +89,7 @@ impl Shards {
             asked: RequestedDivision::default(),
             summed: Arc::default(),
             held: Arc::default(),
+            skipped: Arc::default(),
             copies: Arc::default(),
             awaited: Arc::default(),
         })
@@ -146,9 +149,20 @@ impl Shards {
         lock(&self.held).get(name).map(|held| (held.dims.clone(), held.runs))
     }
 
-    /// Returns the number of elements of all whole variables that have been requested so far, also of those that are divided.
+    /// Returns the number of elements of all whole variables that have been requested so far, also of those that are divided, or
+    /// that only other ranks have ([`Layers::skip_weight`](training::build::Layers::skip_weight)).
     pub fn elements(&self) -> usize {
-        lock(&self.held).values().map(|held| held.dims.iter().product::<usize>()).sum()
+        let held: usize = lock(&self.held).values().map(|held| held.dims.iter().product::<usize>()).sum();
+        held + lock(&self.skipped).values().sum::<usize>()
+    }
+
+    /// Passes over a variable that is of the model and not of this rank. If weights are drawn in sequence, it is drawn and dropped.
+    pub(crate) fn skip(&self, name: &str, shape: Shape, init: Init, dtype: DType) -> Result<()> {
+        lock(&self.skipped).insert(name.to_string(), shape.elem_count());
+        if !self.source.has_parts() {
+            self.parameter((&shape, dtype), name, init, Split::Whole.into())?;
+        }
+        Ok(())
     }
 
     /// Sums over the ranks the gradients of those variables of which each rank computes only a part: with sequence

@@ -121,6 +121,17 @@ impl Layers for Divided {
         Ok(builder.get((config.outputs, config.inputs), "weight", init, split)?)
     }
 
+    fn skip_weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<()> {
+        match self {
+            Self::Root(_) => self.weight(vb, config).map(drop),
+            Self::Elsewhere(shards) => {
+                let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
+                let shape = (config.outputs, config.inputs).into();
+                Ok(shards.skip(&format!("{}.weight", vb.prefix()), shape, init, vb.dtype())?)
+            }
+        }
+    }
+
     fn divide(&self, x: &Tensor) -> Result<Tensor> {
         let context = self.context();
         Ok(match context.sequence_parallel() {

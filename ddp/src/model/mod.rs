@@ -9,6 +9,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder};
 use comm::{Communicator, Stats};
+use strategy::ReplicaGroups;
 
 use crate::builder::{HookingBackend, Registry};
 use crate::group_setup::{ModelState, set_up_group};
@@ -77,13 +78,29 @@ impl<M> Ddp<M> {
         config: &DdpConfig,
         build: impl FnOnce(VarBuilder<'a>) -> candle_core::Result<M>,
     ) -> Result<Self> {
+        Self::with_replicas(ReplicaGroups::of(comm), vb, config, build)
+    }
+
+    /// Like [`new`](Self::new), with parameters that only some of the ranks have, such as experts: each is averaged over the ranks
+    /// that have it. [`Ddp::pieces`](strategy::DistributedModel::pieces), and so its norm and its checkpoints, are those of this
+    /// rank's parameters alone: who divides parameters over ranks knows what each has.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new); a [`DdpConfig::hook`] other than [`CommHook::AllReduce`](crate::CommHook::AllReduce), if
+    /// there are several groups.
+    pub fn with_replicas<'a>(
+        replicas: ReplicaGroups,
+        vb: VarBuilder<'a>,
+        config: &DdpConfig,
+        build: impl FnOnce(VarBuilder<'a>) -> candle_core::Result<M>,
+    ) -> Result<Self> {
         let link = ReducerRef::default();
         let registry: Arc<Mutex<Registry>> = Arc::default();
         let built = build(HookingBackend::builder(vb, registry.clone(), link.clone(), config));
         let Registry { parameters, buffers, integers, .. } = lock(&registry).close();
         let model = built.map_err(Error::during("building the model"))?;
         let state = ModelState { parameters: &parameters, buffers: &buffers, integers: &integers };
-        let reducer = set_up_group(comm, &state, config, &link)?;
+        let reducer = set_up_group(replicas, &state, config, &link)?;
         let ddp = Self { model, parameters, buffers, integers, config: config.clone(), link, reducer };
         ddp.model()?;
         Ok(ddp)
@@ -139,7 +156,7 @@ impl<M> Ddp<M> {
     pub fn regroup(&mut self, comm: Arc<dyn Communicator>) -> Result<()> {
         let Self { parameters, buffers, integers, .. } = &*self;
         let state = ModelState { parameters, buffers, integers };
-        let reducer = set_up_group(comm, &state, &self.config, &self.link);
+        let reducer = set_up_group(ReplicaGroups::of(comm), &state, &self.config, &self.link);
         self.reducer = reducer.map_err(|error| self.reducer.fail(error))?;
         self.model().map(drop)
     }
@@ -174,7 +191,7 @@ impl<M> Ddp<M> {
 
     /// Returns this rank's traffic so far in its current group.
     pub fn stats(&self) -> Stats {
-        self.reducer.comm().stats()
+        self.reducer.stats()
     }
 
     /// Returns the parameters' variables, for an optimizer: in order of construction, each once.

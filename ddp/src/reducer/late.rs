@@ -5,7 +5,7 @@
 //! many, and later passes wait for all of them.
 
 use candle_core::{DType, Device, Tensor};
-use comm::{Operation, ReduceOp};
+use comm::{Communicator, Operation, ReduceOp};
 
 use super::{Reducer, State};
 use crate::buckets::scaled;
@@ -33,22 +33,26 @@ impl Reducer {
         if state.rebuilt || state.buckets.plan.buckets.len() < 2 {
             return Ok(());
         }
-        let count = self.gradients.len();
-        let late: Vec<i64> = state.late.iter().map(|late| i64::from(late.is_some())).collect();
-        let some = Tensor::zeros(self.comm.world_size(), DType::I64, &Device::Cpu)?;
+        self.groups().try_for_each(|(comm, indices)| self.average_late_of(state, &**comm, &indices))
+    }
+
+    /// The same for the parameters of a group.
+    fn average_late_of(&self, state: &mut State, comm: &dyn Communicator, indices: &[usize]) -> Result<()> {
+        let late: Vec<i64> = indices.iter().map(|index| i64::from(state.late[*index].is_some())).collect();
+        let some = Tensor::zeros(comm.world_size(), DType::I64, &Device::Cpu)?;
         let input = Tensor::new(&[i64::from(late.contains(&1))], &Device::Cpu)?;
-        self.comm.run(Operation::AllGather { output: some.clone(), input, counts: None })?;
+        comm.run(Operation::AllGather { output: some.clone(), input, counts: None })?;
         if !some.to_vec1::<i64>()?.contains(&1) {
             return Ok(());
         }
-        let which = Tensor::from_vec(late, count, &Device::Cpu)?;
-        self.comm.run(Operation::AllReduce { tensor: which.clone(), op: ReduceOp::Max })?;
+        let which = Tensor::from_vec(late, indices.len(), &Device::Cpu)?;
+        comm.run(Operation::AllReduce { tensor: which.clone(), op: ReduceOp::Max })?;
         let factor = state.weights.factor()?;
-        for (index, _) in which.to_vec1::<i64>()?.iter().enumerate().filter(|(_, late)| **late == 1) {
+        for (&index, _) in indices.iter().zip(which.to_vec1::<i64>()?).filter(|(_, late)| *late == 1) {
             let own = state.late[index].take().map_or_else(|| self.gradients[index].zeros(), Ok)?;
             // Copied to new memory, since `own` may share memory with a view that the user holds.
             let tensor = own.affine(factor, 0.0)?;
-            self.comm.run(Operation::AllReduce { tensor: tensor.clone(), op: ReduceOp::Avg })?;
+            comm.run(Operation::AllReduce { tensor: tensor.clone(), op: ReduceOp::Avg })?;
             state.buckets.add(index, &tensor)?;
         }
         Ok(())

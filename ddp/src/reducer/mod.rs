@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
-use comm::Communicator;
-use strategy::{Replicas, check_replicas};
+use comm::{Communicator, Stats};
+use strategy::{ReplicaGroups, Replicas, check_replicas};
 use training::internal::{BackwardOwner, backward_of, backward_owner};
 
 use crate::buckets::{Buckets, Gradient};
@@ -25,9 +25,9 @@ use crate::{DdpConfig, Error, Result, lock};
 
 use pending_bucket::PendingBucket;
 
-/// Averages the gradients of one model over the ranks of one group.
+/// Averages the gradients of one model, each over the ranks that have replicas of the parameter.
 pub(crate) struct Reducer {
-    comm: Arc<dyn Communicator>,
+    replicas: ReplicaGroups,
     gradients: Vec<Gradient>,
     items: Vec<Item>,
     config: DdpConfig,
@@ -69,17 +69,20 @@ struct State {
 
 impl Reducer {
     pub(crate) fn new(
-        comm: Arc<dyn Communicator>,
+        replicas: ReplicaGroups,
         parameters: &[Parameter],
         buffers: &[(String, Var)],
         config: &DdpConfig,
     ) -> Self {
         let mut kinds = Kinds::default();
-        let items: Vec<Item> = parameters.iter().map(|parameter| kinds.item(parameter.tensor())).collect();
+        let item =
+            |parameter: &Parameter| kinds.item(parameter.tensor(), replicas.place_of(parameter.name()));
+        let items: Vec<Item> = parameters.iter().map(item).collect();
+        let ranks = replicas.all().world_size();
         let order = plan::complete([], items.len());
         let plan = Plan::new(&items, &order, config.first_bytes(), config.bucket_bytes);
         let state = State {
-            buckets: Buckets::new(plan, comm.world_size() == 1),
+            buckets: Buckets::new(plan, ranks == 1),
             weights: Weights::default(),
             scale: Some(1.0),
             synchronise: false,
@@ -94,9 +97,9 @@ impl Reducer {
             unaudited: true,
             failed: None,
         };
-        let hook = config.hook.start(comm.world_size());
+        let hook = config.hook.start(ranks);
         Self {
-            comm,
+            replicas,
             gradients: parameters.iter().map(Gradient::of).collect(),
             items,
             config: config.clone(),
@@ -110,17 +113,37 @@ impl Reducer {
         }
     }
 
+    /// The group of all ranks.
     pub(crate) fn comm(&self) -> &dyn Communicator {
-        &*self.comm
+        &**self.replicas.all()
+    }
+
+    /// Returns this rank's traffic in all groups.
+    pub(crate) fn stats(&self) -> Stats {
+        let groups = self.replicas.groups().map(|comm| comm.stats());
+        groups.fold(Stats::default(), |sum, stats| sum + stats)
+    }
+
+    /// The parameters of each group.
+    fn groups(&self) -> impl Iterator<Item = (&Arc<dyn Communicator>, Vec<usize>)> {
+        self.replicas.groups().enumerate().map(move |(place, comm)| {
+            let of = (0..self.items.len()).filter(move |index| self.items[*index].group == place);
+            (comm, of.collect())
+        })
     }
 
     /// Compares the parameters of all ranks, while no backward is in progress.
     pub(crate) fn check_parameters(&self, parameters: &[Parameter]) -> Result<()> {
         let _turn = lock(&self.turn);
         self.check()?;
-        let tensors =
-            parameters.iter().map(|parameter| (parameter.name(), parameter.var().as_tensor())).collect();
-        Ok(check_replicas(&[], &[Replicas { among: Some(self.comm()), tensors }])?)
+        let of = |index: usize| (parameters[index].name(), parameters[index].var().as_tensor());
+        let held = self.groups().map(|(comm, indices)| Replicas {
+            among: Some(&**comm),
+            tensors: indices.into_iter().map(of).collect(),
+        });
+        let held: Vec<_> = held.collect();
+        let all = if held.len() > 1 { vec![self.comm()] } else { Vec::new() };
+        Ok(check_replicas(&all, &held)?)
     }
 
     /// Returns the first failure of an earlier call.
@@ -219,7 +242,7 @@ impl Reducer {
         state.buckets.begin_pass();
         state.synchronise = synchronise;
         state.next = 0;
-        if synchronise { state.weights.exchange(&*self.comm) } else { Ok(()) }
+        if synchronise { state.weights.exchange(self.comm()) } else { Ok(()) }
     }
 
     /// Marks parameters that `loss` does not depend on, so that no bucket waits for them.
@@ -266,7 +289,7 @@ impl Reducer {
         let parameters = self.gradients.iter().map(|gradient| {
             (gradient.name.as_str(), gradient.shape.dims(), grads.get_id(gradient.variable).is_some())
         });
-        Ok(self.config.audit.act("Ddp", self.comm.rank() == 0, parameters)?)
+        Ok(self.config.audit.act("Ddp", self.comm().rank() == 0, parameters)?)
     }
 
     /// Returns the current bucket size in bytes.

@@ -1,8 +1,9 @@
 //! Communication of buckets, and the broadcast of the model's buffers.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use comm::{Operation, Work};
+use comm::{Communicator, Operation, Work};
 
 use super::{Reducer, State};
 use crate::comm_hook::Reduction;
@@ -11,6 +12,8 @@ use crate::{Error, Result, lock};
 /// A bucket that is being averaged.
 pub(super) struct PendingBucket {
     index: usize,
+    /// The ranks over which it is averaged.
+    comm: Arc<dyn Communicator>,
     reduction: Box<dyn Reduction>,
     /// Its collective in progress; `None` if that has finished.
     work: Option<Work>,
@@ -20,7 +23,7 @@ impl Reducer {
     /// Starts to average the complete buckets, in order, except the last one: nothing remains to overlap it with, and a
     /// blocking call is faster.
     pub(super) fn start_complete(&self, state: &mut State) -> Result<()> {
-        if !state.synchronise || self.comm.world_size() == 1 {
+        if !state.synchronise || self.comm().world_size() == 1 {
             return Ok(());
         }
         let last = state.buckets.plan.buckets.len().saturating_sub(1);
@@ -46,7 +49,7 @@ impl Reducer {
     fn submit_next(&self, flight: &mut PendingBucket) -> Result<bool> {
         let Some(operation) = flight.reduction.next()? else { return Ok(false) };
         let span = bucket_span(flight.index, &operation);
-        flight.work = Some(span.in_scope(|| self.comm.submit(operation))?);
+        flight.work = Some(span.in_scope(|| flight.comm.submit(operation))?);
         Ok(true)
     }
 
@@ -56,13 +59,20 @@ impl Reducer {
         let factor = state.weights.factor()?;
         let bucket = state.buckets.prepare(&self.gradients, index, factor);
         let bucket = bucket.map_err(Error::during("gathering gradients"))?;
-        Ok(PendingBucket { index, reduction: self.hook.begin(bucket)?, work: None })
+        let place = state.buckets.plan.buckets[index].items.first().map_or(0, |item| self.items[*item].group);
+        let comm = self.replicas.group(place).clone();
+        let reduction: Box<dyn Reduction> = match comm.world_size() {
+            // No other rank has replicas of these.
+            1 => Box::new(Nothing),
+            _ => self.hook.begin(bucket)?,
+        };
+        Ok(PendingBucket { index, comm, reduction, work: None })
     }
 
     /// Starts to average the remaining buckets, with zeros for parameters without a gradient, and waits until all are
     /// averaged.
     pub(super) fn wait(&self) -> Result<()> {
-        if self.comm.world_size() == 1 {
+        if self.comm().world_size() == 1 {
             return Ok(());
         }
         let _span = tracing::info_span!("wait").entered();
@@ -94,13 +104,13 @@ impl Reducer {
         }
         let root = state.weights.first_with_data()?;
         let operation = Operation::BroadcastCoalesced { tensors: self.buffers.clone(), root };
-        Ok(Some(self.comm.submit(operation)?))
+        Ok(Some(self.comm().submit(operation)?))
     }
 
     /// Runs the next collective of a bucket; returns false if there is none.
     fn run_next(&self, flight: &mut PendingBucket) -> Result<bool> {
         let Some(operation) = flight.reduction.next()? else { return Ok(false) };
-        bucket_span(flight.index, &operation).in_scope(|| self.comm.run(operation))?;
+        bucket_span(flight.index, &operation).in_scope(|| flight.comm.run(operation))?;
         Ok(true)
     }
 
@@ -116,6 +126,15 @@ impl Reducer {
             }
         }
         Ok(())
+    }
+}
+
+/// The averaging of a bucket of a rank that is alone.
+struct Nothing;
+
+impl Reduction for Nothing {
+    fn next(&mut self) -> Result<Option<Operation>> {
+        Ok(None)
     }
 }
 

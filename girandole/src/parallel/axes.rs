@@ -5,24 +5,31 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use comm::{Communicator, Mesh};
 use context_parallel::ContextParallel;
+use expert_parallel::ExpertParallel;
 use ops::{DividedRows, RowContext};
+use strategy::ReplicaGroups;
 
 use crate::{Batch, Error, Layout, Result};
 
 /// The groups of a layout. Ranks along `cp` have the same rows, of which each computes some places; for the parameters they are
-/// copies, or shards, as ranks with other rows are.
+/// copies, or shards, as ranks with other rows are. Ranks along `ep` have different rows and different experts; all other
+/// parameters are copies.
 pub(super) struct Axes {
     pub(super) mesh: Mesh,
     /// The mesh of [`Layout::of_parameters`].
     pub(super) of_parameters: Mesh,
-    /// Ranks with different rows (`dp` and `shard`).
+    /// Ranks with different rows (`dp`, `shard` and `ep`).
     pub(super) data: Arc<dyn Communicator>,
-    /// Ranks whose gradients are averaged, and whose losses are summed (`dp`, `shard` and `cp`).
+    /// Ranks whose gradients are averaged, and whose losses are summed (`dp`, `shard`, `cp` and `ep`).
     pub(super) averaged: Arc<dyn Communicator>,
     /// With experts to be balanced: ranks with different rows, places or stages (all axes but `tp`).
     pub(super) undivided: Option<Arc<dyn Communicator>>,
+    /// Of each parameter, the ranks whose gradients are averaged: those of experts are averaged without `ep`.
+    pub(super) replicas: ReplicaGroups,
     /// The ranks that divide rows, if there are several.
     pub(super) context: Option<ContextParallel>,
+    /// The ranks that divide experts, if there are several.
+    pub(super) experts: Option<ExpertParallel>,
 }
 
 impl Axes {
@@ -35,16 +42,28 @@ impl Axes {
         let mesh = layout.mesh(comm.clone())?;
         let others: Vec<&str> = mesh.axes().map(|(name, _)| name).filter(|name| *name != "tp").collect();
         let undivided = if balances { Some(mesh.plane(&others)?) } else { None };
-        let data = mesh.plane(&["dp", "shard"])?;
-        if layout.cp == 1 {
-            let (of_parameters, averaged) = (mesh.clone(), data.clone());
-            return Ok(Self { mesh, of_parameters, data, averaged, undivided, context: None });
+        let data = mesh.plane(&["dp", "shard", "ep"])?;
+        let (mut of_parameters, mut averaged, mut context) = (mesh.clone(), data.clone(), None);
+        if layout.cp > 1 {
+            of_parameters = layout.of_parameters().mesh(comm)?;
+            averaged = of_parameters.plane(&["dp", "shard", "ep"])?;
+            let multiple = if sequence_parallel { layout.tp } else { 1 };
+            context = Some(ContextParallel::new(mesh.axis("cp")?.clone()).in_multiples_of(multiple));
         }
-        let of_parameters = layout.of_parameters().mesh(comm)?;
-        let averaged = of_parameters.plane(&["dp", "shard"])?;
-        let multiple = if sequence_parallel { layout.tp } else { 1 };
-        let context = ContextParallel::new(mesh.axis("cp")?.clone()).in_multiples_of(multiple);
-        Ok(Self { mesh, of_parameters, data, averaged, undivided, context: Some(context) })
+        let (mut replicas, mut experts) = (ReplicaGroups::of(averaged.clone()), None);
+        if layout.ep > 1 {
+            let divided = ExpertParallel::new(mesh.axis("ep")?.clone());
+            let own = divided.clone();
+            let of_experts = of_parameters.plane(&["dp", "shard"])?;
+            replicas = replicas.with_fewer(of_experts, move |name| own.is_of_expert(name));
+            experts = Some(divided);
+        }
+        Ok(Self { mesh, of_parameters, data, averaged, replicas, undivided, context, experts })
+    }
+
+    /// Whether a parameter is of an expert that ranks along `ep` do not have.
+    pub(super) fn is_of_expert(&self, name: &str) -> bool {
+        self.experts.as_ref().is_some_and(|experts| experts.is_of_expert(name))
     }
 
     /// Divides a prompt of `len` tokens, if there is one for each rank at least.

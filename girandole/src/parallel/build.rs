@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Result as CandleResult, Shape, Tensor};
 use candle_nn::{Init, VarBuilder, VarMap};
-use comm::{Communicator, Mesh};
+use comm::{Communicator, all_gather_object};
 use ddp::Ddp;
 use fsdp::{Fsdp, UnitBuilder};
 use pipeline::Modules;
@@ -33,8 +33,8 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
     /// own. `build` creates the model; with `pp` it is called several times, for one unit each.
     ///
     /// # Cost
-    /// One group for each axis, one for the ranks of `dp` and `shard` together, and with `cp` one for those that average gradients;
-    /// the cost of the strategy.
+    /// One group for each axis, one for the ranks of `dp`, `shard` and `ep` together, with `cp` one for those that average gradients,
+    /// and with `ep` one for those that average experts'; the cost of the strategy.
     ///
     /// # Errors
     /// A layout for another number of ranks; errors of `build` and of the strategy; failures of communication.
@@ -86,7 +86,7 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
         check_config::<M>(config, layout)?;
         let scaler = config.loss_scale.map(LossScaler::new).transpose()?;
         let axes = Axes::new(layout, comm, config.sequence_parallel, config.balance.is_some())?;
-        let (mesh, averaged) = (&axes.of_parameters, &axes.averaged);
+        let mesh = &axes.of_parameters;
         let tensors = TensorParallelConfig {
             sequence_parallel: config.sequence_parallel,
             dtype: config.dtype,
@@ -115,8 +115,8 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
             config.example = Some(rows.divide(length_of(example)?, None)?.part_of(example)?);
         }
         let of_parameters = layout.of_parameters();
-        let model =
-            make(&of_parameters, mesh, averaged, &shards, &config, &ties, move |builder| build(builder))?;
+        let model = make(&of_parameters, &axes, &shards, &config, &ties, move |builder| build(builder))?;
+        check_experts(&axes)?;
         let mut parallel = Self {
             layout: *layout,
             axes,
@@ -158,11 +158,26 @@ fn check_config<M: Model>(config: &ParallelConfig, layout: &Layout) -> Result<()
         let help = "leave out cp: this model may compute positions of a sequence together (Model::divides_sequences)";
         return Err(Error::invalid("the layout", layout, help));
     }
+    if layout.ep > 1 && (layout.shard > 1 || layout.pp > 1) {
+        let help = "leave out ep, or shard and pp: these are not there together, so far";
+        return Err(Error::invalid("the layout", layout, help));
+    }
     if config.fsdp.mixed_precision.output_dtype.is_some() {
         let help = "leave it out: a model in a layout gives what its last unit gives";
         return Err(Error::invalid("ParallelConfig::fsdp's output_dtype", "a dtype", help));
     }
     Ok(())
+}
+
+/// Refuses `ep` for a model in which no rank has experts. Must be called on every rank.
+fn check_experts(axes: &Axes) -> Result<()> {
+    let Some(experts) = &axes.experts else { return Ok(()) };
+    let found = all_gather_object(&**axes.mesh.world(), &experts.has_experts())?;
+    if found.contains(&true) {
+        return Ok(());
+    }
+    let help = "leave it out: this model has no experts (training::build::Part::weight_of_expert)";
+    Err(Error::invalid("the axis ep of the layout", experts.comm().world_size(), help))
 }
 
 /// Returns the weights with which a model is built again: parameters that are trained are given their values later.
@@ -183,14 +198,17 @@ fn undrawn(weights: &Weights) -> Weights {
 
 fn make<M: Model + Send + Sync + 'static>(
     layout: &Layout,
-    mesh: &Mesh,
-    averaged: &Arc<dyn Communicator>,
+    axes: &Axes,
     shards: &Shards,
     config: &ParallelConfig,
     ties: &[(String, String)],
     build: impl Fn(&Builder) -> CandleResult<M> + Send + Sync + 'static,
 ) -> Result<Kind<M>> {
-    let (layers, recompute) = (shards.layers(), config.recompute);
+    let (Axes { of_parameters: mesh, averaged, .. }, recompute) = (axes, config.recompute);
+    let layers = match &axes.experts {
+        None => shards.layers(),
+        Some(experts) => experts.layers(shards.layers()),
+    };
     let build = move |builder: Builder| build(&builder.with_layers(layers.clone()).recomputing(recompute));
     if layout.pp > 1 {
         let passed_on = PassedOn::default();
@@ -225,8 +243,9 @@ fn make<M: Model + Send + Sync + 'static>(
     }
     let whole = shards.tensor_builder();
     let in_builder = |vb| build(Builder::new(trained(vb, whole.clone(), config)));
-    if layout.dp > 1 {
-        return Ok(Kind::Copies(Ddp::new(averaged.clone(), whole.clone(), &config.ddp, in_builder)?));
+    if layout.dp > 1 || layout.ep > 1 {
+        let replicas = axes.replicas.clone();
+        return Ok(Kind::Copies(Ddp::with_replicas(replicas, whole.clone(), &config.ddp, in_builder)?));
     }
     let vars = VarMap::new();
     Ok(Kind::Whole { model: in_builder(shards.var_builder(&vars))?, vars, unaudited: true })

@@ -71,9 +71,11 @@ impl<M: Model> Parallel<M> {
         pieces.retain(|piece| is_checked(&piece.name, &piece.var));
         let own: Vec<_> =
             pieces.iter().map(|piece| (piece.name.clone(), piece.region.dims.clone())).collect();
-        // Only stages have different parameters.
-        let mut all: Shapes =
-            all_gather_object(&**self.axes.mesh.axis("pp")?, &own)?.into_iter().flatten().collect();
+        // Only stages, and ranks with different experts, have different parameters.
+        let mut all: Shapes = own;
+        for axis in ["pp", "ep"] {
+            all = all_gather_object(&**self.axes.mesh.axis(axis)?, &all)?.into_iter().flatten().collect();
+        }
         all.sort();
         all.dedup_by(|(one, _), (other, _)| one == other);
         let parts = pieces.into_iter().filter_map(|piece| {

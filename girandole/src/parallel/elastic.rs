@@ -13,7 +13,7 @@ use crate::{Error, Layout, Result};
 impl<M: Model> Parallel<M> {
     /// Whether every rank has a whole copy of the model.
     pub(crate) fn is_copied(&self) -> bool {
-        matches!(self.model, Kind::Copies(_)) && self.layout.tp == 1 && self.layout.cp == 1
+        matches!(self.model, Kind::Copies(_)) && self.layout == Layout::copies(self.layout.dp)
     }
 
     /// Continues with copies of the model in another group, such as the result of
@@ -26,7 +26,7 @@ impl<M: Model> Parallel<M> {
     /// # Errors
     /// A layout in which a rank has only a part of the model; failures of communication.
     pub fn regroup(&mut self, comm: Arc<dyn Communicator>) -> Result<()> {
-        let (Kind::Copies(ddp), 1) = (&mut self.model, self.layout.cp) else {
+        let (Kind::Copies(ddp), 1, 1) = (&mut self.model, self.layout.cp, self.layout.ep) else {
             let help = "only copies (dp) continue in place; a Trainer with fewest_ranks moves parts to the ranks that are left";
             return Err(Error::invalid("the layout of a model that goes on", self.layout, help));
         };

@@ -48,6 +48,7 @@ use strategy::DistributedModel;
 /// | `dp`, also with `tp` | [`Ddp`] |
 /// | `shard`, also with `dp` (hybrid) and `tp` | [`Fsdp`] |
 /// | `cp`, also with all others | as `dp`, or `shard` if there is one: attention exchanges keys and values ([`context_parallel`]) |
+/// | `ep`, also with all others but `shard` and `pp` | copies, except for experts: tokens are sent to them and back ([`expert_parallel`]) |
 /// | `pp`, also with all others | [`pipeline::Pipeline`]; gradients are averaged over `dp` and `shard` |
 ///
 /// With `pp`, `shard` divides the optimizer state and the update: each rank's stages are gathered at the beginning of a
@@ -131,7 +132,7 @@ impl<M: Model> Parallel<M> {
         &self.axes.mesh
     }
 
-    /// Returns the group of ranks with different rows (`dp` and `shard`); this rank's number in it is the index of its share of a
+    /// Returns the group of ranks with different rows (`dp`, `shard` and `ep`); this rank's number in it is the index of its share of a
     /// batch.
     pub fn data_ranks(&self) -> &Arc<dyn Communicator> {
         &self.axes.data
@@ -254,6 +255,7 @@ impl<M: Model> Parallel<M> {
         let is_averaged = |comm: &Arc<dyn Communicator>| Arc::ptr_eq(comm, averaged);
         axis("tp")
             + self.axes.context.as_ref().map(|rows| of(rows.comm())).unwrap_or_default()
+            + self.axes.experts.as_ref().map(|experts| of(experts.comm())).unwrap_or_default()
             + match &self.model {
                 Kind::Whole { .. } => Stats::default(),
                 Kind::Copies(ddp) => ddp.stats(),

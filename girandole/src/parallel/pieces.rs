@@ -15,9 +15,9 @@ use super::{Kind, Parallel};
 use crate::{Error, Result};
 
 impl<M: Model> Parallel<M> {
-    /// Returns the ranks of this one along `pp`, `shard` and `tp`: ranks that have them in common hold the same pieces.
-    pub(crate) fn place(&self) -> [usize; 3] {
-        ["pp", "shard", "tp"].map(|axis| self.rank_along(axis))
+    /// Returns the ranks of this one along `pp`, `shard`, `ep` and `tp`: ranks that have them in common hold the same pieces.
+    pub(crate) fn place(&self) -> [usize; 4] {
+        ["pp", "shard", "ep", "tp"].map(|axis| self.rank_along(axis))
     }
 
     fn rank_along(&self, axis: &str) -> usize {
@@ -47,7 +47,7 @@ impl<M: Model> DistributedModel for Parallel<M> {
     }
 
     fn partition_groups(&self) -> Vec<&dyn Communicator> {
-        ["shard", "tp", "pp"]
+        ["shard", "ep", "tp", "pp"]
             .into_iter()
             .filter_map(|axis| Some(&**self.axes.of_parameters.axis(axis).ok()?))
             .collect()
@@ -66,7 +66,8 @@ impl<M: Model> DistributedModel for Parallel<M> {
             }
             _ => vec![None; vars.len()],
         };
-        let (part, stage_ties) = (self.rank_along("tp"), self.ties());
+        let [part, experts] = ["tp", "ep"].map(|axis| self.rank_along(axis));
+        let stage_ties = self.ties();
         let is_pipeline = matches!(self.model, Kind::Stages(_));
         let piece = |((var_name, var), window): ((String, Var), Option<Range<usize>>)| {
             let all = || Runs { start: 0, len: var.elem_count(), stride: var.elem_count(), count: 1 };
@@ -74,12 +75,14 @@ impl<M: Model> DistributedModel for Parallel<M> {
             let (dims, runs) = held.unwrap_or_else(|| (var.dims().to_vec(), all()));
             let window = window.unwrap_or(0..runs.len * runs.count);
             let root = stage_ties.get(&var_name).filter(|_| is_pipeline);
-            let is_first = (part == 0 || self.shards.divided(&var_name).is_some()) && root.is_none();
+            let is_first = (part == 0 || self.shards.divided(&var_name).is_some())
+                && (experts == 0 || self.axes.is_of_expert(&var_name))
+                && root.is_none();
             let name = root.unwrap_or(&var_name).clone();
             Piece { name, var_name, region: Region { dims, runs, window }, var, is_first, is_buffer: false }
         };
         let trained = vars.into_iter().zip(windows).filter(|((name, _), _)| self.config.is_trained(name));
-        let is_first = ["shard", "tp"].into_iter().all(|axis| self.rank_along(axis) == 0);
+        let is_first = ["shard", "ep", "tp"].into_iter().all(|axis| self.rank_along(axis) == 0);
         let state = self.buffers().into_iter();
         let state = state.map(|(name, var)| Piece { is_first, is_buffer: true, ..Piece::whole(name, var) });
         Ok(trained.map(piece).chain(state).collect())

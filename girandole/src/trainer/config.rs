@@ -121,7 +121,9 @@ impl TrainConfig {
             return Ok(());
         }
         let help = match layout.shard {
-            1 => "pp, cp and tp keep their sizes: only a layout with dp or shard can go on with fewer ranks",
+            1 => {
+                "pp, cp, ep and tp keep their sizes: only a layout with dp or shard can go on with fewer ranks"
+            }
             _ => "a rank's part is lost with it: give copies (dp), or checkpoints to go on from",
         };
         Err(Error::invalid("the layout of a model that goes on", layout, help))
@@ -134,11 +136,11 @@ impl TrainConfig {
         if self.fewest_ranks.is_none() {
             return refuse("lost ranks are replaced in elastic runs only: give fewest_ranks, too".into());
         }
-        if (layout.pp, layout.cp, layout.tp) != (begins.pp, begins.cp, begins.tp)
+        if (Layout { dp: 1, shard: 1, ..layout }) != (Layout { dp: 1, shard: 1, ..*begins })
             || layout.ranks() < begins.ranks()
         {
             return refuse(format!(
-                "the run begins in {begins}: give one with the same pp, cp and tp, and no fewer ranks"
+                "the run begins in {begins}: give one with the same pp, cp, ep and tp, and no fewer ranks"
             ));
         }
         Ok(())

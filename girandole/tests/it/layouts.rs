@@ -111,6 +111,10 @@ const LAYOUTS: [&str; 33] = [
     "pp=2,cp=2,tp=2",
 ];
 
+/// With experts divided over ranks: 12 experts, of which 8 ranks have one or two each.
+const EXPERT_LAYOUTS: [&str; 8] =
+    ["ep=2", "ep=4", "ep=8", "dp=2,ep=2", "ep=2,tp=2", "dp=2,ep=2,tp=2", "cp=2,ep=2", "dp=2,cp=2,ep=2"];
+
 #[test]
 fn f64_in_every_layout() {
     let expected = train("", DType::F64, true);
@@ -135,17 +139,25 @@ fn experts_in_every_layout() {
     let plain = Setup { experts: true, ..Setup::default() };
     for setup in [plain, Setup { packed: true, ..plain }] {
         let expected = train_as("", setup);
-        for layout in LAYOUTS {
+        let all = || LAYOUTS.into_iter().chain(EXPERT_LAYOUTS);
+        for layout in all() {
             assert_equal(layout, &train_as(layout, setup), &expected, 1e-10);
         }
         let divided = Setup { sequence_parallel: true, ..setup };
-        for layout in LAYOUTS.into_iter().filter(|layout| layout.contains("tp=2")) {
+        for layout in all().filter(|layout| layout.contains("tp=2")) {
             assert_equal(layout, &train_as(layout, divided), &expected, 1e-10);
         }
         for recompute in [Recompute::Units, Recompute::Selective, Recompute::Every(2)] {
-            for (layout, setup) in
-                [("", setup), ("shard=2", setup), ("pp=2", setup), ("pp=2,tp=2", setup), ("tp=2", divided)]
-            {
+            for (layout, setup) in [
+                ("", setup),
+                ("shard=2", setup),
+                ("pp=2", setup),
+                ("pp=2,tp=2", setup),
+                ("tp=2", divided),
+                ("dp=2,ep=2", setup),
+                ("cp=2,ep=2", setup),
+                ("ep=2,tp=2", divided),
+            ] {
                 assert_equal(layout, &train_as(layout, Setup { recompute, ..setup }), &expected, 1e-10);
             }
         }
@@ -171,7 +183,7 @@ fn balanced_experts_in_every_layout() {
             let gap =
                 expected.parameters.iter().flat_map(|(name, one)| one.iter().zip(&plain.parameters[name]));
             assert!(packed || gap.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max) > 1e-4, "nothing is added");
-            for layout in LAYOUTS {
+            for layout in LAYOUTS.into_iter().chain(EXPERT_LAYOUTS) {
                 assert_equal(layout, &train_as(layout, setup), &expected, 1e-10);
             }
             let divided = Setup { sequence_parallel: true, ..setup };

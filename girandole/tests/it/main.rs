@@ -6,6 +6,7 @@ mod common;
 
 mod adapters;
 mod checkpoints;
+mod divided_experts;
 mod documents;
 mod elastic;
 mod empty;

@@ -262,7 +262,7 @@ fn what_cannot_be_replaced_is_refused() {
     for (fewest, layout, help) in [
         (None, "dp=2", "give fewest_ranks, too"),
         (Some(1), "dp=1", "no fewer ranks"),
-        (Some(1), "dp=2,tp=2", "the run begins in dp=2: give one with the same pp, cp and tp"),
+        (Some(1), "dp=2,tp=2", "the run begins in dp=2: give one with the same pp, cp, ep and tp"),
     ] {
         let said = Local::run_shared(2, |comm| {
             let replacement = Some(Replacement { layout: layout.parse()?, within });

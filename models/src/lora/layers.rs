@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::{ModuleT, VarBuilder};
-use ops::Dropout;
 use ops::tape::{add, scale};
+use ops::{DividedExperts, Dropout};
 use training::build::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
 
 use super::LoraConfig;
@@ -41,6 +41,24 @@ impl Layers for LoraLayers {
 
     fn weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Tensor> {
         self.inner.weight(vb, &LinearConfig { frozen: true, ..config.clone() })
+    }
+
+    fn skip_weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<()> {
+        self.inner.skip_weight(vb, config)
+    }
+
+    fn experts(&self, count: usize) -> Result<Option<DividedExperts>> {
+        self.inner.experts(count)
+    }
+
+    fn weight_of_expert(
+        &self,
+        vb: &VarBuilder<'static>,
+        config: &LinearConfig,
+        expert: (usize, usize),
+    ) -> Result<Option<Tensor>> {
+        let config = LinearConfig { frozen: true, ..config.clone() };
+        self.inner.weight_of_expert(vb, &config, expert)
     }
 
     fn divide(&self, x: &Tensor) -> Result<Tensor> {

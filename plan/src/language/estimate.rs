@@ -17,6 +17,9 @@ pub(super) fn estimate(subject: &Subject, training: &Training, layout: &Layout) 
 /// Checks that the layout is valid and that the rows of a step can be divided over it.
 fn check(training: &Training, layout: &Layout) -> Result<()> {
     layout.check(layout.ranks()).map_err(|error| Error::layout(error.to_string()))?;
+    if layout.ep > 1 {
+        return Err(Error::layout("ep (divided experts) is not planned, so far: leave it out".to_string()));
+    }
     if layout.cp > training.length {
         let (ranks, length) = (layout.cp, training.length);
         return Err(Error::layout(format!(

@@ -28,7 +28,7 @@ pub fn layouts(ranks: usize, length: usize) -> Vec<Layout> {
             for shard in divisors(ranks / pp / tp) {
                 let left = ranks / pp / tp / shard;
                 let cps = divisors(left).take_while(|cp| *cp == 1 || length >= LONG);
-                all.extend(cps.map(|cp| Layout { pp, dp: left / cp, shard, cp, tp }));
+                all.extend(cps.map(|cp| Layout { pp, dp: left / cp, shard, cp, ep: 1, tp }));
             }
         }
     }

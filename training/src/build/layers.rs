@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
-use ops::LinearCrossEntropyConfig;
+use ops::{DividedExperts, LinearCrossEntropyConfig};
 
 use super::frozen::frozen;
 
@@ -119,6 +119,38 @@ pub trait Layers: Send + Sync {
         let vb = if config.frozen { frozen(vb) } else { vb.clone() };
         let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
         vb.get_with_hints((config.outputs, config.inputs), "weight", init)
+    }
+
+    /// Draws the builder's `weight` and drops it, where weights are drawn in sequence: another rank has it, and what is drawn after
+    /// it must not depend on that.
+    ///
+    /// # Errors
+    /// Errors of the builder.
+    fn skip_weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<()> {
+        self.weight(vb, config).map(drop)
+    }
+
+    /// How `count` experts of a layer are divided over ranks with different rows (expert parallelism). `None` if each rank has
+    /// all of them.
+    ///
+    /// # Errors
+    /// Fewer experts than ranks.
+    fn experts(&self, _count: usize) -> Result<Option<DividedExperts>> {
+        Ok(None)
+    }
+
+    /// Makes this rank's part of the builder's `weight`, as [`weight`](Self::weight) does, of one expert out of so many.
+    /// `None` if it is another rank's.
+    ///
+    /// # Errors
+    /// Those of [`weight`](Self::weight) and [`experts`](Self::experts).
+    fn weight_of_expert(
+        &self,
+        vb: &VarBuilder<'static>,
+        config: &LinearConfig,
+        (_expert, _count): (usize, usize),
+    ) -> Result<Option<Tensor>> {
+        self.weight(vb, config).map(Some)
     }
 
     /// The input of a module of which each rank computes a part, at all positions of the sequence. Its gradient is the sum of those

@@ -212,6 +212,15 @@ impl Part {
         self.layers.weight(&self.vb, config)
     }
 
+    /// Makes this rank's part of the `weight` of one expert out of so many, `None` if another rank has the expert: see
+    /// [`Layers::weight_of_expert`].
+    ///
+    /// # Errors
+    /// Sizes that are not divisible by the number of ranks; fewer experts than ranks; errors of the builder.
+    pub fn weight_of_expert(&self, config: &LinearConfig, expert: (usize, usize)) -> Result<Option<Tensor>> {
+        self.layers.weight_of_expert(&self.vb, config, expert)
+    }
+
     /// Makes a table of one vector for each token, `weight` (tokens, features), divided by tokens where layers are
     /// divided: an embedding, a head, or both.
     ///

@@ -28,8 +28,8 @@ pub(super) struct Progress {
     pub(super) keeps_checkpoints: bool,
     /// Whether new ranks may join.
     pub(super) grows: bool,
-    /// Its ranks along `pp`, `shard` and `tp`; `None` while it has no state.
-    pub(super) place: Option<[usize; 3]>,
+    /// Its ranks along `pp`, `shard`, `ep` and `tp`; `None` while it has no state.
+    pub(super) place: Option<[usize; 4]>,
 }
 
 impl Progress {
@@ -99,9 +99,9 @@ impl RanksProgress {
                 place(one).cmp(&place(other))
             };
             let (_, progress) = holders().collect::<Vec<_>>().into_iter().rev().max_by(furthest)?;
-            let Layout { pp, shard, tp, .. } = progress.layout.of_parameters();
+            let parts = Layout { dp: 1, ..progress.layout.of_parameters() }.ranks();
             let first: Vec<usize> = first.into_values().collect();
-            (first.len() == pp * shard * tp).then_some(Holders { is_holder, first, progress })
+            (first.len() == parts).then_some(Holders { is_holder, first, progress })
         })
     }
 

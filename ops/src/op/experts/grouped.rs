@@ -4,16 +4,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use candle_core::{DType, Result, Tensor};
 
-use super::order::Order;
+use super::order::Groups;
 use crate::defer::defer;
 use crate::tape::{explicit_op1, explicit_op2};
 use crate::{Precision, kept_result};
 
-/// Multiplies each expert's rows of `x`, sorted by expert, by the transpose of its weight.
+/// Multiplies each expert's rows of `x`, sorted by expert, by the transpose of its weight. The gradients of weights are multiplied
+/// by `share`.
 ///
 /// # Shapes
 /// `x` `(pairs, inputs)`, weights `(outputs, inputs)`, to `(pairs, outputs)`.
-pub(super) fn grouped(x: &Tensor, weights: &[Tensor], order: &Order) -> Result<Tensor> {
+pub(super) fn grouped(x: &Tensor, weights: &[Tensor], groups: &Groups, share: f64) -> Result<Tensor> {
     let (x, precision) = (x.contiguous()?, Precision::current());
     let weights = weights.iter().map(Tensor::contiguous).collect::<Result<Vec<_>>>()?;
     kept_result(|known| {
@@ -22,30 +23,31 @@ pub(super) fn grouped(x: &Tensor, weights: &[Tensor], order: &Order) -> Result<T
             Some(known) if known.dims() == [rows, outputs] => known.detach().force_contiguous()?,
             _ => {
                 let turned = |weight: &Tensor| weight.detach().t();
-                products(&x, &weights, order, (precision, outputs), turned)?
+                products(&x, &weights, groups, (precision, outputs), turned)?
             }
         };
         let (token, gradients) = bundle(&weights)?;
-        let (order, weights) = (order.clone(), weights.clone());
+        let (groups, weights) = (groups.clone(), weights.clone());
         explicit_op2("experts", [&x, &token], y, move |[x, token], gradient| {
             let (gradient, inputs) = (gradient.detach().contiguous()?, x.dim(1)?);
             let as_they_lie = |weight: &Tensor| Ok(weight.detach());
             let of_x = x.track_op();
-            let of_x = of_x.then(|| products(&gradient, &weights, &order, (precision, inputs), as_they_lie));
+            let of_x = of_x.then(|| products(&gradient, &weights, &groups, (precision, inputs), as_they_lie));
             let of_x = of_x.transpose()?;
             if !token.track_op() {
                 return Ok([of_x, None]);
             }
             let tracked: Vec<bool> = weights.iter().map(Tensor::track_op).collect();
-            let (late, order, shape) = (x.detach(), order.clone(), weights[0].shape().clone());
+            let (late, groups, shape) = (x.detach(), groups.clone(), weights[0].shape().clone());
             let of_weights = move || {
-                let experts = order.of_experts().zip(&tracked).filter(|(_, is_tracked)| **is_tracked);
+                let experts = groups.of_experts().zip(&tracked).filter(|(_, is_tracked)| **is_tracked);
                 let of = |(places, _): (std::ops::Range<usize>, _)| match places.is_empty() {
                     // No token has chosen this expert.
                     true => Tensor::zeros(&shape, late.dtype(), late.device()),
                     false => {
                         let part = |all: &Tensor| all.narrow(0, places.start, places.len());
-                        product(precision, &part(&gradient)?.t()?, &part(&late)?)
+                        let whole = product(precision, &part(&gradient)?.t()?, &part(&late)?)?;
+                        if share == 1.0 { Ok(whole) } else { whole.affine(share, 0.0) }
                     }
                 };
                 experts.map(of).collect::<Result<Vec<_>>>()
@@ -63,12 +65,12 @@ pub(super) fn grouped(x: &Tensor, weights: &[Tensor], order: &Order) -> Result<T
 fn products(
     x: &Tensor,
     weights: &[Tensor],
-    order: &Order,
+    groups: &Groups,
     (precision, outputs): (Precision, usize),
     matrix: impl Fn(&Tensor) -> Result<Tensor>,
 ) -> Result<Tensor> {
     let x = x.detach();
-    let experts = order.of_experts().zip(weights).filter(|(places, _)| !places.is_empty());
+    let experts = groups.of_experts().zip(weights).filter(|(places, _)| !places.is_empty());
     let of = |(places, weight): (std::ops::Range<usize>, &Tensor)| {
         product(precision, &x.narrow(0, places.start, places.len())?, &matrix(weight)?)
     };

@@ -1,6 +1,7 @@
 //! Mixture of experts: feed-forward layers of which each token uses a few.
 
 mod combine;
+mod divided;
 mod grouped;
 mod kept_routes;
 mod order;
@@ -12,9 +13,10 @@ use candle_core::Tensor;
 use candle_nn::VarBuilder;
 
 use self::combine::combine;
+pub use self::divided::{DividedExperts, ExpertExchange};
 use self::grouped::grouped;
 pub use self::kept_routes::RouteRecord;
-use self::order::Order;
+use self::order::{Groups, Order};
 pub use self::router::{Router, Routes};
 use super::embedding::embedding;
 use super::gated::Gate;
@@ -64,6 +66,8 @@ pub struct Experts {
     up: Vec<Tensor>,
     down: Vec<Tensor>,
     activation: Gate,
+    /// If other ranks have some of the experts.
+    divided: Option<DividedExperts>,
 }
 
 /// Makes [`Experts`] of the builder's `0.gate_proj.weight`, `0.up_proj.weight` and `0.down_proj.weight`, `1.gate_proj.weight` and
@@ -109,7 +113,8 @@ impl Experts {
             check("up", up, &[inner, hidden], first)?;
             check("down", down, &[hidden, inner], first)?;
         }
-        let mut experts = Self { gate: Vec::new(), up: Vec::new(), down: Vec::new(), activation };
+        let mut experts =
+            Self { gate: Vec::new(), up: Vec::new(), down: Vec::new(), activation, divided: None };
         for [gate, up, down] in weights {
             experts.gate.push(gate);
             experts.up.push(up);
@@ -118,9 +123,28 @@ impl Experts {
         Ok(experts)
     }
 
-    /// Number of experts.
+    /// The same experts as those of this rank, where each rank has some of all. The gradients of their weights are then of the
+    /// tokens of all these ranks, divided by the number of ranks: average them over the ranks that have the same experts, and all
+    /// other gradients over all ranks with different tokens.
+    ///
+    /// # Cost
+    /// For each token and expert, a row is sent to the expert's rank and one back, in forward and in backward, and before that
+    /// the number of rows of each expert.
+    ///
+    /// # Errors
+    /// Another number of experts than [`DividedExperts::own`] has.
+    pub fn divided(self, divided: DividedExperts) -> candle_core::Result<Self> {
+        if self.gate.len() != divided.own().len() {
+            let (of, field, got) = ("Experts", "the number of this rank's experts", self.gate.len() as f64);
+            let help = "give those of DividedExperts::own";
+            return Err(Error::InvalidConfig { of, field, got, help }.into());
+        }
+        Ok(Self { divided: Some(divided), ..self })
+    }
+
+    /// Number of experts, of all ranks.
     pub fn count(&self) -> usize {
-        self.gate.len()
+        self.divided.as_ref().map_or(self.gate.len(), DividedExperts::count)
     }
 
     /// Computes the weighted sum of the experts that each token has chosen.
@@ -142,10 +166,22 @@ impl Experts {
         }
         let order = Order::of(routes);
         let rows = embedding(&flat, &order.tokens(x.device())?)?;
-        let gate = grouped(&rows, &self.gate, &order)?;
-        let up = grouped(&rows, &self.up, &order)?;
-        let out = grouped(&self.activation.apply(&gate, &up)?, &self.down, &order)?;
+        let out = match &self.divided {
+            None => self.compute(&rows, order.groups())?,
+            Some(divided) => {
+                let passage = divided.passage(order.groups())?;
+                passage.back(&self.compute(&passage.there(&rows)?, passage.groups())?)?
+            }
+        };
         combine(&out, routes.weights(), &order)?.reshape(x.shape())
+    }
+
+    /// Computes each of this rank's experts on its rows.
+    fn compute(&self, rows: &Tensor, groups: &Groups) -> candle_core::Result<Tensor> {
+        let share = self.divided.as_ref().map_or(1.0, DividedExperts::share);
+        let gate = grouped(rows, &self.gate, groups, share)?;
+        let up = grouped(rows, &self.up, groups, share)?;
+        grouped(&self.activation.apply(&gate, &up)?, &self.down, groups, share)
     }
 }
 

@@ -19,32 +19,53 @@ struct Inner {
     pairs: Vec<usize>,
     /// For each pair, its place in the order.
     places: Vec<usize>,
-    /// For each expert, the place of its first pair; at last the number of pairs.
-    begins: Vec<usize>,
+    groups: Groups,
+}
+
+/// Which rows each expert has, where rows are sorted by expert.
+#[derive(Debug, Clone)]
+pub(super) struct Groups {
+    /// For each expert, its first row; at last the number of rows.
+    begins: Arc<[usize]>,
+}
+
+impl Groups {
+    /// Those of experts with so many rows each.
+    pub(super) fn of_counts(counts: impl IntoIterator<Item = usize>) -> Self {
+        let mut begins = vec![0];
+        begins.extend(counts.into_iter().scan(0, |sum, count| {
+            *sum += count;
+            Some(*sum)
+        }));
+        Self { begins: begins.into() }
+    }
+
+    /// The rows of each expert.
+    pub(super) fn of_experts(&self) -> impl Iterator<Item = Range<usize>> {
+        self.begins.windows(2).map(|bounds| bounds[0]..bounds[1])
+    }
 }
 
 impl Order {
     pub(super) fn of(routes: &Routes) -> Self {
-        let mut begins = vec![0; routes.count() + 1];
+        let mut counts = vec![0; routes.count()];
         for &expert in routes.experts() {
-            begins[expert as usize + 1] += 1;
+            counts[expert as usize] += 1;
         }
-        for expert in 0..routes.count() {
-            begins[expert + 1] += begins[expert];
-        }
-        let (mut next, pairs) = (begins.clone(), routes.experts().len());
+        let groups = Groups::of_counts(counts);
+        let (mut next, pairs) = (groups.begins.to_vec(), routes.experts().len());
         let (mut order, mut places) = (vec![0; pairs], vec![0; pairs]);
         for (pair, &expert) in routes.experts().iter().enumerate() {
             let place = &mut next[expert as usize];
             (order[*place], places[pair]) = (pair, *place);
             *place += 1;
         }
-        Self(Arc::new(Inner { per_token: routes.per_token(), pairs: order, places, begins }))
+        Self(Arc::new(Inner { per_token: routes.per_token(), pairs: order, places, groups }))
     }
 
     /// Places of each expert's pairs.
-    pub(super) fn of_experts(&self) -> impl Iterator<Item = Range<usize>> {
-        self.0.begins.windows(2).map(|bounds| bounds[0]..bounds[1])
+    pub(super) fn groups(&self) -> &Groups {
+        &self.0.groups
     }
 
     pub(super) fn per_token(&self) -> usize {
