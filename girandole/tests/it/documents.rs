@@ -6,7 +6,8 @@ use std::sync::Arc;
 use crate::common::{Chain, LEN, ROWS, Setup, documents_of, own_rows};
 use candle_core::{DType, Device, Tensor};
 use girandole::comm::{Communicator, Local};
-use girandole::ops::Documents;
+use girandole::context_parallel::ContextParallel;
+use girandole::ops::{Documents, RowContext};
 use girandole::training::GradientCheckConfig;
 use girandole::training::build::{Builder, Division, Linear, LinearConfig};
 use girandole::{Batch, InitialWeights, Layout, Parallel, ParallelConfig};
@@ -24,22 +25,36 @@ fn a_changed_token_changes_its_document_alone() {
         ("pp=2", false),
         ("pp=2,tp=2", true),
         ("pp=2,shard=2,tp=2", false),
+        ("cp=2", false),
+        ("cp=3", false),
+        ("cp=4,tp=2", true),
+        ("shard=2,cp=2", false),
+        ("pp=2,cp=2", false),
     ];
     let documents = Documents::new([vec![5, 1, 6, 2], vec![16]]).unwrap();
     for (layout, gpt2) in layouts.into_iter().flat_map(|layout| [(layout, false), (layout, true)]) {
         let ((layout, sequence_parallel), mut differs) = (layout, Vec::new());
         let layout: Layout = layout.parse().unwrap();
-        let setup = Setup { gpt2, sequence_parallel, ..Setup::default() };
+        let setup = Setup { gpt2, sequence_parallel, len: LEN, ..Setup::default() };
         let on_rank = |comm: Arc<dyn Communicator>| -> girandole::Result<Vec<Vec<usize>>> {
-            let mut parallel = setup.parallel(comm, &layout, None)?;
+            let mut parallel = setup.parallel(comm.clone(), &layout, None)?;
+            let context = ContextParallel::new(layout.mesh(comm)?.axis("cp")?.clone());
+            let multiple = if sequence_parallel { layout.tp } else { 1 };
+            let divided = context.in_multiples_of(multiple).divide(LEN, Some(&documents))?;
+            let rows = RowContext {
+                documents: Some(documents.clone()),
+                divided: (layout.cp > 1).then(|| divided.clone()),
+                ..RowContext::default()
+            };
             let mut logits = |changed: Option<usize>| -> girandole::Result<Vec<Vec<f64>>> {
                 let token = |at: usize| if changed == Some(at) { 47 } else { (at * 7 % 40) as u32 };
                 let tokens = Tensor::from_iter((0..2 * LEN).map(token), &Device::Cpu)?.reshape((2, LEN))?;
-                let logits = documents.scope(|| match parallel.stages()? {
+                let tokens = divided.part_of(&tokens)?;
+                let logits = rows.scope(|| match parallel.stages()? {
                     Some(mut stages) => stages.forward(&tokens, |logits| Ok(logits.clone())),
                     None => Ok(parallel.model()?.unwrap().logits(&tokens)?),
                 })?;
-                Ok(logits.flatten_to(1)?.to_vec2()?)
+                Ok(divided.whole_of(&logits)?.flatten_to(1)?.to_vec2()?)
             };
             let before = logits(None)?;
             let places = [0, 4, 5, 6, 8, 12, 14, 15];

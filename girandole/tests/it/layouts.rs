@@ -8,8 +8,9 @@ use crate::common::{LEN, ROWS, Setup, optimizer, own_batch, own_batch_of, own_ro
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Optimizer;
 use girandole::comm::Local;
+use girandole::context_parallel::ContextParallel;
 use girandole::models::{GenerateConfig, generate};
-use girandole::ops::{BalanceLoss, activation_bytes};
+use girandole::ops::{BalanceLoss, RowContext, activation_bytes};
 use girandole::pipeline::ScheduleKind;
 use girandole::{DistributedModel, Layout, Recompute};
 
@@ -422,6 +423,44 @@ fn divided_sequences_need_less() {
     };
     let [whole, divided] = [bytes(false), bytes(true)];
     assert!(divided < whole * 3 / 4, "{divided} of {whole}");
+}
+
+/// What the graph of a rank of `cp` holds grows with the length of rows as its part of what one process holds. (What does not grow
+/// are copies of parameters.)
+#[test]
+fn divided_rows_need_a_part_of_the_activations() {
+    for recompute in [Recompute::None, Recompute::Units, Recompute::Selective] {
+        let bytes_of = |layout: &str, len: usize| {
+            let layout: Layout = layout.parse().unwrap();
+            let bytes = Local::run_shared(layout.ranks(), |comm| {
+                let setup = Setup { len, recompute, ..Setup::default() };
+                let parallel = setup.parallel(comm.clone(), &layout, None)?;
+                let context = ContextParallel::new(layout.mesh(comm)?.axis("cp")?.clone());
+                let divided = context.divide(setup.len, None)?;
+                let (tokens, targets) = own_batch_of(&parallel, 0, setup.len)?;
+                let (tokens, targets) = (divided.part_of(&tokens)?, divided.part_of(&targets)?);
+                let rows =
+                    RowContext { divided: (layout.cp > 1).then_some(divided), ..RowContext::default() };
+                let loss = rows.scope(|| parallel.model()?.unwrap().loss(&tokens, &targets))?;
+                Ok(activation_bytes(&loss, []) as f64)
+            });
+            bytes.unwrap()
+        };
+        let bytes = |layout: &str| -> Vec<f64> {
+            let (long, short) = (bytes_of(layout, 16), bytes_of(layout, 8));
+            long.into_iter().zip(short).map(|(long, short)| long - short).collect()
+        };
+        let whole = bytes("")[0];
+        for cp in [2, 4] {
+            for (rank, own) in bytes(&format!("cp={cp}")).into_iter().enumerate() {
+                let share = own * f64::from(cp) / whole;
+                assert!(
+                    (share - 1.0).abs() < 0.001,
+                    "{recompute:?}, cp={cp}, rank {rank}: {share} of its part"
+                );
+            }
+        }
+    }
 }
 
 #[test]
