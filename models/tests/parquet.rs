@@ -58,6 +58,32 @@ fn write_chats(path: &Path, chats: &[&[(&str, &str)]]) {
     writer.close().unwrap();
 }
 
+/// Writes prompts with their completions.
+fn write_completions(path: &Path, pairs: &[(&str, &str)]) {
+    let schema =
+        "message schema { REQUIRED BYTE_ARRAY prompt (STRING); REQUIRED BYTE_ARRAY completion (STRING); }";
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    let mut writer = SerializedFileWriter::new(File::create(path).unwrap(), schema, Arc::default()).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    for of in [|pair: &(&str, &str)| ByteArray::from(pair.0), |pair: &(&str, &str)| ByteArray::from(pair.1)] {
+        let mut column = group.next_column().unwrap().unwrap();
+        let values: Vec<ByteArray> = pairs.iter().map(of).collect();
+        column.typed::<ByteArrayType>().write_batch(&values, None, None).unwrap();
+        column.close().unwrap();
+    }
+    group.close().unwrap();
+    writer.close().unwrap();
+}
+
+/// Fingerprint of the tokens of a file, and of which of them count.
+fn fingerprint(path: &Path, template: Option<ChatTemplate>) -> String {
+    let (folder, tokenizer) = (tempfile::tempdir().unwrap(), Tokenizer::bytes().unwrap());
+    let encoder = TextEncoder::new(&tokenizer, template).unwrap();
+    let mut writer = TokenWriter::create(&folder.path().join("out"), tokenizer.len(), None).unwrap();
+    encoder.write(&mut TextSource::open(path, None).unwrap(), &mut writer, |_| {}).unwrap();
+    writer.finish().unwrap().fingerprint().to_string()
+}
+
 fn texts(path: &Path, field: Option<&str>) -> models::Result<Vec<String>> {
     let mut source = TextSource::open(path, field)?;
     let mut all = Vec::new();
@@ -126,15 +152,30 @@ fn conversations_are_those_of_json_lines() {
         "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}",
     )
     .unwrap();
-    let tokenizer = Tokenizer::bytes().unwrap();
-    let fingerprint = |path: &Path| {
-        let template = ChatTemplate::from_folder(folder.path()).unwrap();
-        let encoder = TextEncoder::new(&tokenizer, template).unwrap();
-        let mut writer = TokenWriter::create(&folder.path().join("out"), tokenizer.len(), None).unwrap();
-        encoder.write(&mut TextSource::open(path, None).unwrap(), &mut writer, |_| {}).unwrap();
-        writer.finish().unwrap().fingerprint().to_string()
+    let template = || ChatTemplate::from_folder(folder.path()).unwrap();
+    assert_eq!(fingerprint(&table, template()), fingerprint(&lines, template()));
+}
+
+#[test]
+fn completions_are_those_of_json_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let (table, lines) = (folder.path().join("c.parquet"), folder.path().join("c.jsonl"));
+    let pairs = [("1 + 1 =", " 2"), ("", "é"), ("a longer one:\n", "two\nlines")];
+    write_completions(&table, &pairs);
+    let line = |(prompt, completion)| {
+        serde_json::json!({ "prompt": prompt, "completion": completion }).to_string() + "\n"
     };
-    assert_eq!(fingerprint(&table), fingerprint(&lines));
+    std::fs::write(&lines, pairs.map(line).concat()).unwrap();
+    assert_eq!(fingerprint(&table, None), fingerprint(&lines, None));
+    // A text is another: prompts count in it.
+    std::fs::write(
+        &lines,
+        pairs
+            .map(|(prompt, text)| serde_json::json!({ "text": prompt.to_string() + text }).to_string() + "\n")
+            .concat(),
+    )
+    .unwrap();
+    assert_ne!(fingerprint(&table, None), fingerprint(&lines, None));
 }
 
 #[test]
