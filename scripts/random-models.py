@@ -105,11 +105,13 @@ def adapters(draw, model, folder):
 
     is_gpt2 = model.config.model_type == "gpt2"
     some = [["c_attn"], ["c_proj", "c_fc"]] if is_gpt2 else [["q_proj", "v_proj"], ["k_proj", "down_proj", "gate_proj"]]
+    every = ["all-linear"]
     if hasattr(model.config, "num_experts_per_tok"):
-        # peft knows no adapters of an expert's layers by themselves.
-        some = [["q_proj", "v_proj"], ["k_proj", "o_proj"]]
+        # Adapters of experts and routers are refused.
+        some = [["q_proj", "v_proj"], ["k_proj", "o_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"]]
+        every = []
     config = peft.LoraConfig(
-        r=draw.choice([1, 2, 4]), lora_alpha=draw.choice([1, 4, 8]), target_modules=draw.choice(["all-linear", *some]),
+        r=draw.choice([1, 2, 4]), lora_alpha=draw.choice([1, 4, 8]), target_modules=draw.choice([*every, *some]),
         task_type="CAUSAL_LM", fan_in_fan_out=is_gpt2,
     )
     model = peft.get_peft_model(model, config)

@@ -45,12 +45,19 @@ impl Subject {
         if place + 1 == units.len() {
             product((config.vocab_size * config.hidden_size) as f64, self.lora.is_none());
         } else if place > 0 {
-            let window = config.windows.get(place - 1).copied().flatten();
-            let attended = window.map_or(attended, |window| attended.min(window as f64));
-            let attention = (config.num_heads * config.head_dim) as f64 * attended;
-            sum = [sum[0] + 4.0 * attention, sum[1] + 8.0 * attention];
+            let [forward, backward] = self.attention_flops(place, attended);
+            sum = [sum[0] + forward, sum[1] + backward];
         }
         sum
+    }
+
+    /// Returns the operations of the attention of a block per token, forward and backward.
+    pub(super) fn attention_flops(&self, block: usize, attended: f64) -> [f64; 2] {
+        let config = &self.config;
+        let window = config.windows.get(block - 1).copied().flatten();
+        let attended = window.map_or(attended, |window| attended.min(window as f64));
+        let numbers = (config.num_heads * config.head_dim) as f64 * attended;
+        [4.0 * numbers, 8.0 * numbers]
     }
 }
 

@@ -87,6 +87,9 @@ impl StepTime<'_> {
         let layer = |(place, unit): (usize, &Unit)| {
             let [forward, backward] = self.flops(place).map(|flops| flops * tokens / self.hardware.flops);
             let again = if self.model.recomputes_products(place) { forward } else { 0.0 };
+            // Times are without tensor parallelism; each rank of it exchanges its own heads' keys.
+            let [wait_ahead, wait_back] =
+                self.waiting(place).map(|seconds| seconds * self.model.layout.tp as f64);
             // All-reduces: a block has one after attention and one after feed-forward; the embedding one forward, the
             // head one backward.
             let [ahead, back] = match place {
@@ -97,8 +100,8 @@ impl StepTime<'_> {
             Layer {
                 // Frozen parameters are gathered, but their gradients are not averaged.
                 parameters: if sharding == Sharding::None { unit.trained() } else { unit.elements() },
-                forward_s: forward * imbalance,
-                backward_s: (backward + again) * imbalance,
+                forward_s: forward * imbalance + wait_ahead,
+                backward_s: (backward + again) * imbalance + wait_back,
                 output_bytes,
                 forward_reductions: vec![output_bytes; ahead],
                 backward_reductions: vec![output_bytes; back],
@@ -109,6 +112,27 @@ impl StepTime<'_> {
         let share = if sharding == Sharding::None { 1.0 } else { trained / all };
         let layers = self.units.iter().enumerate().map(layer).collect();
         Work { layers, optimizer_s: optimizer * share, element_bytes: element, gathered_bytes: element }
+    }
+
+    /// Returns the seconds that a rank of `cp` waits in a unit for keys and values of others, forward and backward: what the
+    /// computation of its attention does not hide.
+    fn waiting(&self, place: usize) -> [f64; 2] {
+        let PartitionedModel { subject, training, layout, cp, tokens, .. } = &self.model;
+        let [ahead, back] = self.model.exchanged(place);
+        if ahead == 0.0 {
+            return [0.0; 2];
+        }
+        let (network, stride) = (&self.hardware.network, layout.ep * layout.tp);
+        let (link, others) = (network.link(0, (cp - 1) * stride), (cp - 1) as f64);
+        // In backward gradients go back, too.
+        let seconds = |bytes: f64, times: f64| link.s_per_byte * bytes + link.latency * others * times;
+        let hidden = match network.overlaps {
+            true => subject
+                .attention_flops(place, training.attended())
+                .map(|flops| flops * tokens / self.hardware.flops / layout.tp as f64),
+            false => [0.0; 2],
+        };
+        [(seconds(ahead, 1.0) - hidden[0]).max(0.0), (seconds(back, 2.0) - hidden[1]).max(0.0)]
     }
 
     fn flops(&self, place: usize) -> [f64; 2] {
@@ -176,11 +200,40 @@ mod tests {
     fn what_is_sent_takes_its_time() {
         let training = Training { batch_size: 8, length: 32, ..Training::default() };
         let link = Link { latency: 0.0, s_per_byte: 1e-8 };
-        for layout in ["dp=4", "shard=4", "tp=4", "shard=2,tp=2", "pp=2,dp=2"] {
+        for layout in [
+            "dp=4",
+            "shard=4",
+            "tp=4",
+            "shard=2,tp=2",
+            "pp=2,dp=2",
+            "cp=4",
+            "cp=2,tp=2",
+            "pp=2,cp=2",
+            "shard=2,cp=2",
+        ] {
             let layout_cost = subject().compare(&training, &[layout.parse().unwrap()]).unwrap();
             let more = seconds(&training, layout, link) - seconds(&training, layout, Link::default());
             let sent = layout_cost.costs[0].sent() * link.s_per_byte;
             assert!(more > 0.5 * sent && more < 2.0 * sent, "{layout}: {more}, {sent}");
         }
+    }
+
+    #[test]
+    fn keys_arrive_while_attention_is_computed() {
+        let training = Training { batch_size: 1, length: 64, ..Training::default() };
+        let subject = subject();
+        let compared = subject.compare(&training, &["cp=4".parse().unwrap()]).unwrap();
+        let units = subject.units(&Layout::default()).unwrap();
+        let seconds = |s_per_byte: f64, overlaps: bool| {
+            let network = Network::one_node("test", Link { latency: 0.0, s_per_byte }, 0.0, overlaps);
+            let hardware = Hardware { network, flops: 1e9, memory_bandwidth: f64::INFINITY };
+            let model = PartitionedModel::new(&subject, &training, &compared.costs[0].layout).unwrap();
+            StepTime { model, units: &units, hardware: &hardware }.waiting(1)
+        };
+        let [slow, fast] = [1e-6, 1e-12];
+        assert_eq!(seconds(fast, true), [0.0; 2]);
+        assert!(seconds(fast, false).into_iter().all(|seconds| seconds > 0.0));
+        let pairs = seconds(slow, true).into_iter().zip(seconds(slow, false));
+        assert!(pairs.into_iter().all(|(hidden, alone)| hidden > 0.0 && hidden < alone));
     }
 }

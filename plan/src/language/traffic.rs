@@ -69,14 +69,20 @@ impl PartitionedModel<'_> {
 
     /// Returns the bytes of keys, values and their gradients that a rank of `cp` sends in a unit for a micro-batch.
     fn sent_along_rows(&self, place: usize) -> f64 {
-        if !self.is_block(place) {
-            return 0.0;
+        self.exchanged(place).iter().sum()
+    }
+
+    /// Returns the bytes that a rank of `cp` sends in a unit for a micro-batch, forward and backward: keys and values; these again, and
+    /// their gradients.
+    pub(super) fn exchanged(&self, place: usize) -> [f64; 2] {
+        if self.cp < 2 || !self.is_block(place) {
+            return [0.0; 2];
         }
         /// The share of a rank's keys that another rank sees, in the mean: all of half of the ranks, of the others one of two parts.
         const SEEN: f64 = 0.75;
-        let times = if self.recomputes_products(place) { 3.0 } else { 2.0 };
+        let again = if self.recomputes_products(place) { 2.0 } else { 1.0 };
         let numbers = self.kept.keys_and_values() as f64 * self.tokens * (self.cp - 1) as f64 * SEEN;
-        numbers * (times * self.element() + self.working())
+        [numbers * self.element(), numbers * (again * self.element() + self.working())]
     }
 
     /// Returns the bytes exchanged by tensor-parallel ranks in a unit for a micro-batch, forward and backward.
