@@ -212,14 +212,14 @@ fn what_cannot_go_on_is_said_before_ranks_start() {
     };
     let parts = "--elastic: got 1:2 with --mesh shard=2; a lost rank's part";
     refuse(&["--mesh", "shard=2", "--elastic", "1:2"], parts);
-    let stages = "--elastic: got 1:2 with --mesh pp=2; pp, cp and tp keep their sizes";
+    let stages = "--elastic: got 1:2 with --mesh pp=2; pp, cp, ep and tp keep their sizes";
     refuse(&["--mesh", "pp=2", "--elastic", "1:2"], stages);
     let few =
-        "--elastic: got 1:4 with --mesh dp=2,tp=2; pp, cp and tp keep their sizes, so give at least 2:4";
+        "--elastic: got 1:4 with --mesh dp=2,tp=2; pp, cp, ep and tp keep their sizes, so give at least 2:4";
     refuse(&["--mesh", "dp=2,tp=2", "--elastic", "1:4"], few);
     refuse(
         &["--mesh", "dp=2,tp=2", "--elastic", "2:4", "--replace", "1"],
-        "--replace: got 1; with pp, cp or tp, 2 ranks at once would have to be replaced",
+        "--replace: got 1; with pp, cp, ep or tp, 2 ranks at once would have to be replaced",
     );
     for (mesh, elastic, give) in
         [("dp=2", "1:3", "1:2"), ("dp=4", "2:6", "2:4"), ("shard=2,dp=2", "2:5", "2:4")]

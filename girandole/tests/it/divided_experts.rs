@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use candle_core::backprop::GradStore;
@@ -11,6 +12,7 @@ use candle_nn::{Init, Optimizer};
 use girandole::comm::Local;
 use girandole::models::{CausalLm, ModelConfig, Weights};
 use girandole::training::build::{Builder, RangeReader};
+use girandole::training::{Checkpoint, CheckpointConfig, Checkpoints, GradientCheckConfig};
 use girandole::{DistributedModel, InitialWeights, Layout, Parallel, ParallelConfig};
 
 use crate::common::optimizer;
@@ -240,5 +242,76 @@ fn what_cannot_be_divided_is_refused_on_every_rank() {
             line.contains("the axis ep of the layout") && line.contains("this model has no experts"),
             "{line}"
         );
+    }
+}
+
+/// Each layout goes on from the checkpoint of the one before, and its whole file is that of one process.
+#[test]
+fn checkpoints_go_on_with_another_number_of_ranks() {
+    let go_on = |layout: &str, dir: &Path, steps: usize| {
+        let layout: Layout = layout.parse().unwrap();
+        let ranks = Local::run_shared(layout.ranks(), |comm| {
+            let mut parallel = build(comm, &layout, &PLAIN)?;
+            let mut adam = optimizer(&parallel)?;
+            let checkpoints = Checkpoints::open(CheckpointConfig { dir: dir.into(), keep: 2 }).unwrap();
+            let mut begin = 0;
+            if let Some(contents) = checkpoints.latest().unwrap() {
+                parallel.load_checkpoint(&contents, Some(&mut adam))?;
+                begin = contents.step as usize;
+            }
+            let mut losses = Vec::new();
+            for number in begin..begin + steps {
+                let (tokens, targets) = rows(&parallel, &PLAIN, number)?;
+                let mut step = parallel.step(&tokens, &targets)?;
+                parallel.clip_grad_norm(&mut step.grads, 0.5)?;
+                adam.step(&step.grads)?;
+                losses.push(step.loss);
+            }
+            let checkpoint = Checkpoint { step: (begin + steps) as u64, ..Checkpoint::default() };
+            parallel.save_checkpoint(&checkpoints, Some(&adam), &checkpoint)?;
+            parallel.save_full(dir.join("whole.safetensors"))?;
+            Ok(losses)
+        });
+        let whole = candle_core::safetensors::load(dir.join("whole.safetensors"), &Device::Cpu).unwrap();
+        (ranks.unwrap().remove(0), whole)
+    };
+    let (one, many) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for layout in ["ep=2", "", "dp=2,ep=2", "tp=2", "ep=4", "shard=2", "ep=2,tp=2", "pp=2", "cp=2,ep=2"] {
+        let (expected, whole) = go_on("", one.path(), 2);
+        let (got, all) = go_on(layout, many.path(), 2);
+        for (a, b) in got.iter().zip(&expected) {
+            assert!((a - b).abs() < 1e-10, "{layout}: {a}, expected {b}");
+        }
+        assert_eq!(all.len(), whole.len(), "{layout}");
+        for (name, expected) in &whole {
+            let gap = (&all[name] - expected).unwrap().abs().unwrap().max_all().unwrap();
+            assert!(gap.to_scalar::<f64>().unwrap() < 1e-10, "{layout}: {name}");
+        }
+    }
+}
+
+/// Evaluation, the check of gradients and the number of parameters are those of one process.
+#[test]
+fn what_a_run_asks_of_a_model_is_the_same() {
+    let ask = |layout: &str| {
+        let layout: Layout = layout.parse().unwrap();
+        let ranks = Local::run_shared(layout.ranks(), |comm| {
+            let mut parallel = build(comm, &layout, &PLAIN)?;
+            let batch = rows(&parallel, &PLAIN, 0)?;
+            let step = parallel.step(&batch.0, &batch.1)?;
+            let check =
+                parallel.check_gradient(&batch.clone().into(), &step, &GradientCheckConfig::default())?;
+            Ok((parallel.evaluate(&batch.0, &batch.1)?, check.lost.len(), check.parameters))
+        });
+        let ranks = ranks.unwrap();
+        assert!(ranks.iter().all(|rank| *rank == ranks[0]), "{layout}: {ranks:?}");
+        ranks[0]
+    };
+    let (expected, lost, parameters) = ask("");
+    assert_eq!(lost, 0);
+    for layout in ["ep=2", "dp=2,ep=2", "ep=2,tp=2", "cp=2,ep=2"] {
+        let (got, lost, count) = ask(layout);
+        assert_eq!((got.targets, lost, count), (expected.targets, 0, parameters), "{layout}");
+        assert!((got.loss - expected.loss).abs() < 1e-10, "{layout}");
     }
 }

@@ -69,8 +69,8 @@ pub struct TrainOptions {
     pub(super) overwrite: bool,
     /// Layout, such as dp=2,tp=2 [default: copies]
     ///
-    /// Sizes of the axes pp (pipeline stages), dp (copies), shard (FSDP), cp (rows divided by position) and tp (divided layers); an axis
-    /// left out has size 1.
+    /// Sizes of the axes pp (pipeline stages), dp (copies), shard (FSDP), cp (rows divided by position), ep (divided
+    /// experts) and tp (divided layers); an axis left out has size 1.
     #[arg(long, value_name = "AXES", help_heading = "Ranks")]
     pub(super) mesh: Option<Layout>,
     /// How its ranks come together.
@@ -315,7 +315,7 @@ impl TrainOptions {
         if layout.ranks() > 1 && !self.survives_loss(layout) {
             let help = match layout.shard {
                 1 => {
-                    "pp, cp and tp keep their sizes: give a --mesh with dp or shard, or --checkpoint-dir and start again"
+                    "pp, cp, ep and tp keep their sizes: give a --mesh with dp or shard, or --checkpoint-dir and start again"
                 }
                 _ => {
                     "a lost rank's part of the model is lost with it: give copies (dp), or --checkpoint-dir to go on from"
@@ -330,12 +330,13 @@ impl TrainOptions {
         }
         let fewest = Layout { dp: 1, shard: 1, ..*layout }.ranks();
         if elastic.min < fewest {
-            let help = format!("pp, cp and tp keep their sizes, so give at least {fewest}:{}", elastic.max);
+            let help =
+                format!("pp, cp, ep and tp keep their sizes, so give at least {fewest}:{}", elastic.max);
             return refuse("--elastic", format!("{elastic} with --mesh {layout}"), help);
         }
         if self.elastic.replace > 0 && fewest > 1 {
             let help = format!(
-                "with pp, cp or tp, {fewest} ranks at once would have to be replaced, which is not possible: leave the option out"
+                "with pp, cp, ep or tp, {fewest} ranks at once would have to be replaced, which is not possible: leave the option out"
             );
             return refuse("--replace", self.elastic.replace.to_string(), help);
         }

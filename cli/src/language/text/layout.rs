@@ -23,8 +23,8 @@ use crate::language::{layout_of, ranks_of};
 pub(super) struct LayoutOptions {
     /// Layout of ranks, such as dp=2,tp=2 [default: copies]
     ///
-    /// Sizes of the axes pp (pipeline stages), dp (copies), shard (FSDP), cp (rows divided by position) and tp (divided layers); an axis
-    /// left out has size 1.
+    /// Sizes of the axes pp (pipeline stages), dp (copies), shard (FSDP), cp (rows divided by position), ep (divided
+    /// experts) and tp (divided layers); an axis left out has size 1.
     #[arg(long, value_name = "AXES", help_heading = "Ranks")]
     mesh: Option<Layout>,
     /// How its ranks come together.

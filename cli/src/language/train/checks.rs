@@ -82,6 +82,7 @@ pub(crate) fn check_divisible(layout: &Layout, model: &ModelConfig) -> Result<()
     if let Some((what, size)) = sizes.find(|(_, size)| !size.is_multiple_of(layout.tp)) {
         return refuse(format!("the model's {size} {what} cannot be divided over tp={} ranks", layout.tp));
     }
+    check_experts(layout, model)?;
     let units = model.num_layers + 2;
     if layout.pp > units {
         return refuse(format!(
@@ -90,6 +91,22 @@ pub(crate) fn check_divisible(layout: &Layout, model: &ModelConfig) -> Result<()
         ));
     }
     Ok(())
+}
+
+/// Checks that the model has experts for each rank that divides them.
+fn check_experts(layout: &Layout, model: &ModelConfig) -> Result<()> {
+    let help = match (layout.ep, &model.experts) {
+        (1, _) => return Ok(()),
+        (_, None) => "the model has no experts to divide: leave out ep".to_string(),
+        (ep, Some(experts)) if ep > experts.count => {
+            format!("the model has {} experts: give ep at most as many", experts.count)
+        }
+        _ if layout.shard > 1 || layout.pp > 1 => {
+            "ep is not there together with shard or pp, so far: leave out one of them".to_string()
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::Option { option: "--mesh", got: layout.to_string(), help })
 }
 
 /// Checks that the model has a part for each stage of the pipeline schedule.
