@@ -4,6 +4,7 @@
 mod command;
 #[cfg(target_os = "linux")]
 mod culprit;
+mod model;
 mod port;
 #[cfg(target_os = "linux")]
 mod session;
@@ -21,6 +22,7 @@ pub(crate) use command::{
 };
 #[cfg(target_os = "linux")]
 pub(crate) use culprit::all_name_the_culprit;
+pub(crate) use model::model;
 #[cfg(target_os = "linux")]
 pub(crate) use session::{Session, kill_and_resume};
 

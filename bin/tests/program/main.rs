@@ -17,6 +17,7 @@ mod ddp_mlp;
 mod ddp_trainer;
 mod ddp_transformer;
 mod diverged;
+mod export;
 mod fsdp_mlp;
 #[cfg(target_os = "linux")]
 mod kills;

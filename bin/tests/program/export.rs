@@ -1,0 +1,112 @@
+//! Tests of `export`, on a small model with random weights and one token per byte.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::Path;
+
+use candle_core::quantized::gguf_file::Content;
+use candle_core::{DType, Device, Tensor, safetensors};
+
+use crate::common::{Folder, Girandole, model, text};
+
+const EXPORT: Girandole = Girandole("export");
+const FINETUNE: Girandole = Girandole("finetune");
+const GENERATE: Girandole = Girandole("generate");
+
+fn tensors(folder: &Path) -> BTreeMap<String, Tensor> {
+    safetensors::load(folder.join("model.safetensors"), &Device::Cpu).unwrap().into_iter().collect()
+}
+
+/// The largest difference of any number of two folders' weights, which have the same names.
+fn apart(one: &Path, other: &Path) -> f32 {
+    let (one, other) = (tensors(one), tensors(other));
+    assert!(one.keys().eq(other.keys()));
+    let gap = |(name, tensor): (&String, &Tensor)| {
+        let wide = |tensor: &Tensor| tensor.to_dtype(DType::F32).unwrap();
+        let gap = (wide(tensor) - wide(&other[name])).unwrap().abs().unwrap();
+        gap.flatten_all().unwrap().max(0).unwrap().to_scalar::<f32>().unwrap()
+    };
+    one.iter().map(gap).fold(0.0, f32::max)
+}
+
+#[test]
+fn a_gguf_file_is_written_in_each_type() {
+    let (folder, model) = model();
+    let mut before = u64::MAX;
+    for kind in ["f32", "f16", "q8_0", "q4_0"] {
+        let out = folder.argument(&format!("{kind}.gguf"));
+        let output = EXPORT.succeed(&["--model", &model, "--out", &out, "--type", kind]);
+        let bytes = fs::metadata(&out).unwrap().len();
+        let content = Content::read(&mut File::open(&out).unwrap()).unwrap();
+        let count = content.tensor_infos.len();
+        assert_eq!(text(&output.stdout), format!("tensors: {count}, bytes: {bytes}\n"));
+        assert_eq!(content.metadata["general.architecture"].to_string().unwrap(), "llama");
+        assert!(bytes < before, "{kind}: {bytes} bytes, {before} before");
+        before = bytes;
+    }
+}
+
+/// A folder in f32 has the same weights; adapters are merged as `finetune --merge` merges them.
+#[test]
+fn a_folder_is_written_with_and_without_adapters() {
+    let (folder, model) = model();
+    let [same, narrow, adapters, merged, exported] =
+        ["same", "narrow", "adapters", "merged", "exported"].map(|name| folder.argument(name));
+    let to = |out: &str, options: &[&str]| {
+        let common = ["--model", &model, "--to", "transformers", "--out", out];
+        EXPORT.succeed(&[&common[..], options].concat());
+    };
+    to(&same, &["--type", "f32"]);
+    assert_eq!(apart(&folder.path("model"), &folder.path("same")), 0.0);
+    let says = |model: &str| text(&GENERATE.succeed(&["--model", model, "--prompt", "Hello"]).stdout);
+    assert_eq!(says(&same), says(&model));
+    to(&narrow, &["--type", "bf16"]);
+    assert!(tensors(&folder.path("narrow")).values().all(|tensor| tensor.dtype() == DType::BF16));
+    let far = apart(&folder.path("model"), &folder.path("narrow"));
+    assert!(far > 0.0 && far < 1e-2, "{far}");
+
+    let data = folder.argument("data.txt");
+    fs::write(&data, "a text that is long enough for a few rows of this model. ".repeat(20)).unwrap();
+    let tune = ["--model", &model, "--data", &data, "--length", "16", "--steps", "3", "--lora-rank", "2"];
+    FINETUNE.succeed(&[&tune[..], &["--out", &adapters]].concat());
+    FINETUNE.succeed(&[&tune[..], &["--out", &merged, "--merge"]].concat());
+    to(&exported, &["--adapters", &adapters]);
+    assert!(apart(&folder.path("model"), &folder.path("exported")) > 1e-6);
+    let far = apart(&folder.path("merged"), &folder.path("exported"));
+    assert!(far < 1e-6, "{far}");
+    let alone = folder.argument("adapters.gguf");
+    EXPORT.succeed(&["--model", &model, "--adapters", &adapters, "--adapters-only", "--out", &alone]);
+    let content = Content::read(&mut File::open(&alone).unwrap()).unwrap();
+    assert_eq!(content.metadata["general.type"].to_string().unwrap(), "adapter");
+    assert_eq!(content.tensor_infos.len(), tensors_of_adapters(&folder));
+}
+
+fn tensors_of_adapters(folder: &Folder) -> usize {
+    let path = folder.path("adapters").join("adapter_model.safetensors");
+    safetensors::load(path, &Device::Cpu).unwrap().len()
+}
+
+#[test]
+fn what_does_not_fit_together_is_refused_and_nothing_is_written() {
+    let (folder, model) = model();
+    let out = folder.argument("out");
+    let line = |options: &[&str]| EXPORT.refuse(&[&["--model", &model], options].concat());
+    for (options, said) in [
+        (
+            &["--out", &out, "--to", "transformers", "--type", "q4_0"][..],
+            "--type: got q4_0; a folder has f32, f16 or bf16",
+        ),
+        (&["--out", &out, "--max-file-size", "1MB"], "--max-file-size: got 1000000; a GGUF file is one file"),
+        (&["--out", &model], "it is a folder: give the path of a file, such as model.gguf"),
+        (&["--out", &model, "--to", "transformers"], "it is the model's own folder: give another one"),
+        (&["--out", &out, "--adapters", &model], "adapter_config.json"),
+        (&["--out", &out, "--adapters-only"], "--adapters"),
+    ] {
+        let line = line(options);
+        assert!(line.contains(said), "{line}");
+    }
+    assert!(!folder.path("out").exists());
+    let missing = folder.argument("none");
+    let line = EXPORT.refuse(&["--model", &missing, "--out", &out]);
+    assert!(line.contains("none"), "{line}");
+}
