@@ -114,8 +114,11 @@ impl Sample {
             let (prompt, config) = (&self.prompt, &self.config);
             return Ok(models::generate_with(next_logits, self.max_len, prompt, config, never_stop)?);
         }
+        let context = model.prompt_context(self.prompt.len())?;
         match model.model()? {
-            Some(model) => Ok(models::generate(model, &self.prompt, &self.config, never_stop)?),
+            Some(model) => {
+                Ok(context.scope(|| models::generate(model, &self.prompt, &self.config, never_stop))?)
+            }
             None => Ok(Vec::new()),
         }
     }
