@@ -301,10 +301,10 @@ impl OptimizerState for Muon {
     }
 
     fn load_state(&mut self, state: &HashMap<String, Tensor>) -> Result<()> {
+        // The field is what follows the last dot: names may be the beginnings of others.
         let is_own = |key: &str| {
-            let of =
-                |slot: &Slot<Tensor>| key.strip_prefix(&slot.name).is_some_and(|rest| rest.starts_with('.'));
-            self.slots.iter().any(of)
+            let parameter = key.rsplit_once('.').map(|(parameter, _)| parameter);
+            self.slots.iter().any(|slot| parameter == Some(&*slot.name))
         };
         let (own, rest): (HashMap<_, _>, HashMap<_, _>) =
             state.iter().map(|(key, tensor)| (key.clone(), tensor.clone())).partition(|(key, _)| is_own(key));

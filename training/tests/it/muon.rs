@@ -1,5 +1,7 @@
 //! [`Muon`] against `torch.optim.Muon`, its rest against [`Adam`], and its handling of invalid input.
 
+use std::collections::HashMap;
+
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::Optimizer;
@@ -155,6 +157,26 @@ fn saved_state_goes_on_to_the_bit_also_in_16_bits() -> Result<()> {
             let bits = |var: &Var| var.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
             assert_eq!(bits(one)?, bits(other)?, "{dtype:?}");
         }
+    }
+    Ok(())
+}
+
+/// `a` is a matrix, and `a.b` is not.
+#[test]
+fn a_name_may_be_the_beginning_of_another() -> Result<()> {
+    let (matrix, rest) = (Var::from_tensor(&random(&[3, 2], 1)?)?, Var::from_tensor(&random(&[3], 2)?)?);
+    let named = || [("a".to_string(), matrix.clone()), ("a.b".to_string(), rest.clone())];
+    let make = || Muon::named(named(), |name| name == "a", MuonConfig::default());
+    let mut muon = make()?;
+    muon.step_scaled(&store([(&matrix, &random(&[3, 2], 3)?), (&rest, &random(&[3], 4)?)])?, 1.0)?;
+    let state: HashMap<String, Tensor> = muon.state()?.into_iter().collect();
+    let mut resumed = make()?;
+    resumed.load_state(&state)?;
+    let again: HashMap<String, Tensor> = resumed.state()?.into_iter().collect();
+    assert_eq!(again.len(), 4);
+    for (key, tensor) in &state {
+        let flat = |tensor: &Tensor| tensor.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
+        assert_eq!(flat(&again[key])?, flat(tensor)?, "{key}");
     }
     Ok(())
 }
