@@ -33,6 +33,8 @@ pub const SHARED: [(&str, &[&str]); 5] = [
         "Training",
         &[
             "sequence-parallel",
+            "balance",
+            "balance-coefficient",
             "no-shuffle",
             "packing",
             "too-long",

@@ -112,7 +112,15 @@ mod tests {
     use crate::run_log::{LogConfig, RunLog};
 
     fn details(learning_rate: f64) -> StepDetails {
-        StepDetails { learning_rate, grad_norm: 1.0, tokens_per_second: 10.0, loss_scale: None, speed: None }
+        StepDetails {
+            learning_rate,
+            grad_norm: 1.0,
+            tokens_per_second: 10.0,
+            loss_scale: None,
+            balance_loss: None,
+            busiest_expert: None,
+            speed: None,
+        }
     }
 
     #[test]

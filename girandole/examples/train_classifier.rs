@@ -162,6 +162,8 @@ impl Training {
                 grad_norm,
                 tokens_per_second: rows_per_second,
                 loss_scale: None,
+                balance_loss: None,
+                busiest_expert: None,
                 speed: None,
             };
             if let Some(metrics) = &mut self.metrics {

@@ -25,6 +25,7 @@ mod language;
 #[cfg(target_os = "linux")]
 mod language_elastic;
 mod language_errors;
+mod language_experts;
 mod language_folders;
 mod language_options;
 mod language_resume;

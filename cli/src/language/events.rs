@@ -66,6 +66,8 @@ fn scalars(report: &StepReport, details: &StepDetails) -> Vec<(&'static str, f64
         ];
         times.into_iter().chain(mfu).chain(held)
     };
+    scalars.extend(report.balance_loss.map(|loss| ("train/balance_loss", loss)));
+    scalars.extend(report.busiest_expert.map(|share| ("train/busiest_expert", share)));
     scalars.extend(details.speed.into_iter().flat_map(of_speed));
     scalars
 }

@@ -11,7 +11,7 @@ use girandole::trainer::{ChangedSetting, TrainConfig};
 use models::tokens::{Rows, TokenFile};
 
 use super::job::Subject;
-use super::options::TrainOptions;
+use super::options::{TrainOptions, balance_name};
 
 /// What the settings call the model's configuration, and its weights below adapters.
 const MODEL: &str = "the model";
@@ -40,6 +40,12 @@ pub(super) fn train_config(
         settings.insert("--lora-alpha".into(), lora.config().alpha.to_string());
         settings.insert("--lora-dropout".into(), lora.config().dropout.to_string());
         settings.insert("use_rslora".into(), lora.config().by_root.to_string());
+    }
+    if let Some(experts) = &model.experts {
+        let balance = options.balance_of(experts);
+        settings.insert("--balance".into(), balance_name(balance.loss));
+        let factor = balance.loss.map(|_| ("--balance-coefficient".into(), balance.coefficient.to_string()));
+        settings.extend(factor);
     }
     TrainConfig { settings, ..config }
 }

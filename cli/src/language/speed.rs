@@ -54,6 +54,8 @@ impl Speed {
             grad_norm: report.grad_norm,
             tokens_per_second: report.targets as f64 / report.seconds,
             loss_scale: (report.loss_scale != 1.0).then_some(report.loss_scale),
+            balance_loss: report.balance_loss,
+            busiest_expert: report.busiest_expert,
             speed: Some(self.of_step(report.seconds, report.communication_seconds, report.waiting_seconds)),
         }
     }

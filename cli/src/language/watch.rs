@@ -165,7 +165,8 @@ impl Observer<CausalLm> for TrainObserver<'_> {
             let speed = std::mem::take(&mut self.targets) as f64 / seconds;
             let (_, mfu) = self.speed.of(std::mem::take(&mut self.steps), seconds);
             self.say(format_args!(
-                "step {step}/{steps}: loss {loss:.4}, learning rate {learning_rate:.2e}, norm {grad_norm:.3}, {speed:.0} tokens/s, {}{}",
+                "step {step}/{steps}: loss {loss:.4}, learning rate {learning_rate:.2e}, norm {grad_norm:.3}, {}{speed:.0} tokens/s, {}{}",
+                show_balance(report.balance_loss),
                 show_mfu(mfu),
                 self.left(step)
             ))?;
@@ -283,4 +284,9 @@ pub(super) fn wrap_error(error: Error) -> girandole::Error {
         Error::Comm(error) => error.into(),
         error => comm::carry(error).into(),
     }
+}
+
+/// Formats the loss that balances experts.
+fn show_balance(loss: Option<f64>) -> String {
+    loss.map_or_else(String::new, |loss| format!("balance {loss:.4}, "))
 }

@@ -20,17 +20,12 @@ pub struct ExpertsConfig {
     pub shared_width: Option<usize>,
     /// Whether the weights of a token's experts are divided by their sum.
     pub normalized: bool,
+    /// Coefficient of the loss that balances the experts in training (`router_aux_loss_coef`).
+    pub balance_coefficient: f64,
+    /// Whether `transformers` adds that loss when it trains (`output_router_logits`).
+    pub is_balanced: bool,
     /// Whether each block has experts; the others have a dense feed-forward layer.
     pub layers: Vec<bool>,
-}
-
-/// Returns a note if transformers would add a loss that balances the experts, when it trains.
-pub(super) fn balance(fields: &mut Fields<'_>) -> Result<Option<String>> {
-    fields.not_negative("router_aux_loss_coef")?;
-    let is_added = fields.flag("output_router_logits", false)?;
-    Ok(is_added.then(|| {
-        "output_router_logits of true: no loss that balances the experts is added in training".into()
-    }))
 }
 
 /// Reads the experts of a family that may have them; `None` if no block does.
@@ -39,11 +34,13 @@ pub(super) fn read(
     fields: &mut Fields<'_>,
     num_layers: usize,
 ) -> Result<Option<ExpertsConfig>> {
-    let experts = match family {
+    let mut experts = match family {
         Family::Mixtral => mixtral(fields, num_layers)?,
         Family::Qwen2Moe | Family::Qwen3Moe => qwen(family, fields, num_layers)?,
         _ => return Ok(None),
     };
+    experts.balance_coefficient = fields.not_negative("router_aux_loss_coef")?.unwrap_or(0.001);
+    experts.is_balanced = fields.flag("output_router_logits", false)?;
     if !experts.layers.contains(&true) {
         return Ok(None);
     }
@@ -68,6 +65,8 @@ fn mixtral(fields: &mut Fields<'_>, num_layers: usize) -> Result<ExpertsConfig> 
         width: fields.size("intermediate_size")?,
         shared_width: None,
         normalized: true,
+        balance_coefficient: 0.0,
+        is_balanced: false,
         layers: vec![count > 0; num_layers],
     })
 }
@@ -93,6 +92,8 @@ fn qwen(family: Family, fields: &mut Fields<'_>, num_layers: usize) -> Result<Ex
         width: fields.optional_size("moe_intermediate_size")?.unwrap_or(width),
         shared_width,
         normalized: fields.flag("norm_topk_prob", false)?,
+        balance_coefficient: 0.0,
+        is_balanced: false,
         layers: (0..num_layers).map(is_sparse).collect(),
     })
 }

@@ -19,10 +19,7 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
         _ => false,
     };
     let windows = windows(family, fields, num_layers)?;
-    let mut notes: Vec<String> = padding(fields).into_iter().collect();
-    if matches!(family, Family::Mixtral | Family::Qwen2Moe | Family::Qwen3Moe) {
-        notes.extend(experts::balance(fields)?);
-    }
+    let notes: Vec<String> = padding(fields).into_iter().collect();
     let qkv_bias = match family {
         Family::Qwen2 => true,
         Family::Qwen2Moe => fields.flag("qkv_bias", true)?,

@@ -268,7 +268,11 @@ impl ModelConfig {
 
     /// Returns a hash of everything that determines what the model computes.
     pub fn fingerprint(&self) -> String {
-        let computed = Self { json: Map::new(), notes: Vec::new(), initializer_range: 0.0, ..self.clone() };
+        let mut computed =
+            Self { json: Map::new(), notes: Vec::new(), initializer_range: 0.0, ..self.clone() };
+        if let Some(experts) = &mut computed.experts {
+            (experts.balance_coefficient, experts.is_balanced) = (0.0, false);
+        }
         let mut hash = Hash::default();
         // Models without experts have the hash that they had before there were any.
         hash.add(format!("{computed:?}").replace(", experts: None", "").as_bytes());

@@ -1,9 +1,10 @@
 //! Results of one process, compared with transformers on the same folders.
 
 use crate::common::{Expected, FOLDERS, Trainer, assert_losses, best, folder, gap};
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, IndexOp, Result, Tensor};
 use candle_nn::VarMap;
 use models::{Cache, CausalLm, Weights};
+use ops::{Balance, BalanceConfig, BalanceLoss, RowContext};
 use training::build::Builder;
 use training::{clip_grad_norm, named_vars};
 
@@ -45,6 +46,37 @@ fn training_is_transformers() -> Result<()> {
         }
         assert_losses(&losses, &expected.losses(), name);
     }
+    Ok(())
+}
+
+/// With the loss that balances experts, as `transformers` adds it, and its sum.
+#[test]
+fn balanced_training_is_transformers() -> Result<()> {
+    let all = candle_core::safetensors::load(folder("balance.safetensors"), &Device::Cpu)?;
+    for (name, losses) in &all {
+        let vars = VarMap::new();
+        let (model, weights) = load(name, &vars);
+        let experts = weights.config().experts.as_ref().unwrap().count;
+        let mut trainer = Trainer::new(named_vars(&vars), |name| weights.shapes()[name].len() > 1);
+        let (mut found, mut of_balance) = (Vec::new(), Vec::new());
+        for [tokens, targets] in Expected::of(name).batches(0, 1) {
+            let config =
+                BalanceConfig { loss: Some(BalanceLoss::Batch), weight: 0.05, ..BalanceConfig::new(experts) };
+            let balance = Balance::new(config);
+            let context = RowContext { balance: Some(balance.clone()), ..RowContext::default() };
+            let loss = context.scope(|| model.loss(&tokens, &targets))?;
+            balance.end_forward()?;
+            let mut grads = loss.backward()?;
+            let all: Vec<_> = named_vars(&vars).into_iter().map(|(_, var)| var).collect();
+            clip_grad_norm(&mut grads, &all, 1.0)?;
+            trainer.step(&grads)?;
+            found.push(loss.to_scalar::<f32>()?);
+            of_balance.push(balance.loss()? as f32);
+        }
+        assert_losses(&found, &losses.i((.., 0))?.to_vec1()?, name);
+        assert_losses(&of_balance, &losses.i((.., 1))?.to_vec1()?, &format!("{name}, balance"));
+    }
+    assert_eq!(all.len(), 3);
     Ok(())
 }
 

@@ -67,6 +67,12 @@ pub struct StepDetails {
     /// Factor of the loss in backward, if losses are scaled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
+    /// Loss that balances experts, with its coefficient, which is not a part of the loss; left out without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub balance_loss: Option<f64>,
+    /// Of the router with the least balanced experts, the share of the busiest one in all choices; left out without experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub busiest_expert: Option<f64>,
     /// Speed of the step, if measured.
     #[serde(flatten)]
     pub speed: Option<StepSpeed>,
@@ -81,7 +87,9 @@ impl StepDetails {
             ("Gradient norm", self.grad_norm),
             ("Tokens per second", self.tokens_per_second),
         ];
-        own.into_iter().chain(of_speed).collect()
+        let balance = self.balance_loss.map(|loss| ("Balance loss", loss));
+        let busiest = self.busiest_expert.map(|share| ("Busiest expert (%)", 100.0 * share));
+        own.into_iter().chain(of_speed).chain(balance).chain(busiest).collect()
     }
 }
 

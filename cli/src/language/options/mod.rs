@@ -1,5 +1,6 @@
 //! Options shared by `pretrain` and `finetune`.
 
+mod balance;
 mod mesh;
 
 use std::path::{Path, PathBuf};
@@ -23,6 +24,8 @@ use training::{AdamConfig, LossScalerConfig, OnMissingGradient};
 
 use super::sample::SampleOptions;
 
+use balance::BalanceOption;
+pub(super) use balance::balance_name;
 pub(crate) use mesh::{in_terms_of_mesh, layout_of, ranks_of};
 
 /// How the learning rate falls after the warm-up.
@@ -109,6 +112,18 @@ pub struct TrainOptions {
     /// Also divide rows between layers over the ranks of tp: less memory
     #[arg(long, help_heading = "Training")]
     pub(super) sequence_parallel: bool,
+    /// Loss that balances experts [default: folder's]
+    ///
+    /// `row`: of each row by itself, as in DeepSeek-V3; it is the same in every layout and with every --accumulate. `batch`: of all rows of a step, on all
+    /// ranks, as in transformers; with --accumulate or a pipeline the mean over those of the parts, which is another loss. `none`: no loss. By default `batch`
+    /// if the folder's config.json has output_router_logits, else `none`. It is told apart from the loss; transformers tells the sum.
+    #[arg(long, value_name = "HOW", value_enum, help_heading = "Training")]
+    pub(super) balance: Option<BalanceOption>,
+    /// Factor of that loss [default: folder's]
+    ///
+    /// By default router_aux_loss_coef of config.json, or 0.001.
+    #[arg(long, value_name = "F", value_parser = learning_rate, help_heading = "Training", allow_negative_numbers = true)]
+    pub(super) balance_coefficient: Option<f64>,
     /// Tokens per row [default: at most 1024]
     ///
     /// By default 1024, or as many as the model has positions, if those are fewer.
@@ -192,9 +207,9 @@ pub struct TrainOptions {
     /// Steps between evaluations [default: 1/10 of all]
     #[arg(long, value_name = "STEPS", value_parser = count, requires = "evaluate", help_heading = "Evaluation and logging")]
     evaluate_every: Option<usize>,
-    /// Rows of an evaluation, from the beginning of the file
+    /// Rows of an evaluation
     ///
-    /// Exactly that many, or all if there are fewer, whatever the layout and --batch-size.
+    /// The first of the file: exactly that many, or all if there are fewer, whatever the layout and --batch-size.
     #[arg(long, value_name = "N", default_value = "64", value_parser = count, requires = "evaluate", help_heading = "Evaluation and logging")]
     pub(super) evaluate_rows: usize,
     /// The sample of text at each evaluation.

@@ -1,0 +1,126 @@
+//! `pretrain` of a model with experts: how they are balanced, what is told of it, and what is wrong with them.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::common::{Folder, Girandole, metrics, refuse_with, text};
+
+const PRETRAIN: Girandole = Girandole("pretrain");
+
+/// A folder with a text, and the configuration of a model with 5 experts.
+struct Runs {
+    folder: Folder,
+    common: Vec<String>,
+}
+
+impl Runs {
+    fn new() -> Self {
+        let runs = Self { folder: Folder::new(), common: Vec::new() };
+        let words: String = (0..500).map(|i| ["one ", "two ", "three ", "four\n"][i * i % 7 % 4]).collect();
+        fs::write(runs.folder.path("text.txt"), words).unwrap();
+        fs::create_dir(runs.folder.path("base")).unwrap();
+        runs.configure(&[]);
+        let files = ["text.txt", "base", "out", "m.jsonl"].map(|name| runs.folder.argument(name));
+        let [data, model, out, metrics] = &files;
+        let common = [
+            "--data",
+            data,
+            "--model",
+            model,
+            "--out",
+            out,
+            "--metrics",
+            metrics,
+            "--overwrite",
+            "--tokenizer",
+            "bytes",
+            "--steps",
+            "3",
+            "--length",
+            "16",
+        ];
+        Self { common: common.map(String::from).to_vec(), ..runs }
+    }
+
+    /// Writes the model's configuration, with other fields.
+    fn configure(&self, fields: &[(&str, Value)]) {
+        let mut config = json!({
+            "model_type": "mixtral", "vocab_size": 260, "hidden_size": 24, "intermediate_size": 12,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+            "max_position_embeddings": 16, "num_local_experts": 5, "num_experts_per_tok": 2,
+            "initializer_range": 0.3
+        });
+        for (name, value) in fields {
+            config[name] = value.clone();
+        }
+        fs::write(self.folder.path("base/config.json"), config.to_string()).unwrap();
+    }
+
+    /// Runs it; returns what it prints, and of each step the loss, that of balance, and the share of the busiest expert.
+    fn run(&self, options: &[&str]) -> (String, Vec<[f64; 3]>) {
+        let output = crate::common::succeed(PRETRAIN.command().args(&self.common).args(options));
+        let lines = metrics(&self.folder.path("m.jsonl"));
+        let of = |line: &Value| {
+            ["loss", "balance_loss", "busiest_expert"].map(|name| line[name].as_f64().unwrap_or(f64::NAN))
+        };
+        let steps = lines.iter().filter(|line| line["event"] == "step").map(of).collect();
+        (text(&output.stdout) + &text(&output.stderr), steps)
+    }
+
+    fn refuse(&self, options: &[&str]) -> String {
+        let mut command = PRETRAIN.command();
+        refuse_with(command.args(&self.common), options).0
+    }
+}
+
+fn assert_equal(got: &[[f64; 3]], expected: &[[f64; 3]], what: &str) {
+    let gap = got.iter().flatten().zip(expected.iter().flatten()).map(|(a, b)| (a - b).abs());
+    assert!(got.len() == 3 && gap.fold(0.0, f64::max) < 1e-4, "{what}: {got:?}, expected {expected:?}");
+}
+
+#[test]
+fn experts_are_balanced_as_it_is_asked_for() {
+    let runs = Runs::new();
+    let row = ["--balance", "row", "--balance-coefficient", "0.5"];
+    let page = runs.folder.argument("page.html");
+    let (said, expected) = runs.run(&[&row[..], &["--report", &page, "--log-every", "1"]].concat());
+    let [_, balance, busiest] = expected[0];
+    // At least the coefficient in each of two layers, and a share of one of five experts.
+    assert!((1.0..2.0).contains(&balance) && (0.2..=0.5).contains(&busiest), "{expected:?}");
+    assert!(said.contains(&format!(", balance {balance:.4}, ")), "{said}");
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("Balance loss") && page.contains("Busiest expert (%)"));
+    for options in [&["--accumulate", "4"][..], &["--mesh", "dp=2", "--accumulate", "2"], &["--mesh", "pp=2"]]
+    {
+        assert_equal(&runs.run(&[&row[..], options].concat()).1, &expected, &options.join(" "));
+    }
+    let (_, of_batch) = runs.run(&["--balance", "batch", "--balance-coefficient", "0.5"]);
+    runs.configure(&[("output_router_logits", json!(true)), ("router_aux_loss_coef", json!(0.5))]);
+    assert_equal(&runs.run(&[]).1, &of_batch, "the folder's");
+    let (said, without) = runs.run(&["--balance", "none"]);
+    assert!(without[0][1].is_nan() && without[0][2] == busiest, "{without:?}");
+    assert!(!said.contains("balance"), "{said}");
+}
+
+#[test]
+fn another_balance_of_a_resumed_run_is_named() {
+    let runs = Runs::new();
+    let kept = runs.folder.argument("kept");
+    let keep = ["--checkpoint-dir", &kept, "--balance"];
+    runs.run(&[&keep[..], &["row"]].concat());
+    let (said, _) = runs.run(&[&keep[..], &["batch", "--balance-coefficient", "0.1", "--resume"]].concat());
+    assert!(said.contains("--balance row, now batch; --balance-coefficient 0.001, now 0.1"), "{said}");
+}
+
+#[test]
+fn a_balance_that_cannot_be_is_refused() {
+    let runs = Runs::new();
+    let said = runs.refuse(&["--balance-coefficient", "0.1"]);
+    assert!(said.contains("--balance-coefficient: got 0.1; no loss balances the experts"), "{said}");
+    let said = runs.refuse(&["--balance", "row", "--balance-coefficient", "-1"]);
+    assert!(said.contains("give a finite number, 0 or more"), "{said}");
+    runs.configure(&[("num_local_experts", json!(0))]);
+    let said = runs.refuse(&["--balance", "row"]);
+    assert!(said.contains("--balance: got row; this model, a mixtral, has no experts"), "{said}");
+}
