@@ -8,6 +8,7 @@ use crate::common::{Chain, Setup, optimizer, own_batch, step};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::Optimizer;
 use girandole::comm::Local;
+use girandole::ops::BalanceLoss;
 use girandole::trainer::{CheckpointPlan, Data, NoObserver, Observer, TrainConfig, Trainer};
 use girandole::training::build::{Builder, Division, Linear, LinearConfig};
 use girandole::training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkpoints, LossScalerConfig};
@@ -33,9 +34,14 @@ const LAYOUTS: [&str; 15] = [
 
 #[test]
 fn a_scaled_loss_trains_as_one_that_is_not() {
+    trains_scaled(Setup::default(), &LAYOUTS);
+    let experts = Setup { experts: true, balance: Some(BalanceLoss::Row), ..Setup::default() };
+    trains_scaled(experts, &["dp=2", "shard=2", "pp=2,tp=2", "cp=2", "ep=2"]);
+}
+
+fn trains_scaled(setup: Setup, layouts: &[&str]) {
     let train = |layout: &str, loss_scale| {
-        let (layout, setup): (Layout, _) =
-            (layout.parse().unwrap(), Setup { loss_scale, ..Setup::default() });
+        let (layout, setup): (Layout, _) = (layout.parse().unwrap(), Setup { loss_scale, ..setup });
         let ranks = Local::run_shared(layout.ranks(), |comm| {
             let mut parallel = setup.parallel(comm, &layout, None)?;
             let mut adam = optimizer(&parallel)?;
@@ -45,7 +51,7 @@ fn a_scaled_loss_trains_as_one_that_is_not() {
         ranks.unwrap().remove(0)
     };
     let expected = train("", None);
-    for layout in std::iter::once("").chain(LAYOUTS) {
+    for layout in [""].iter().chain(layouts) {
         // Not a power of two, and growing every other step.
         let config = LossScalerConfig { scale: 3000.0, growth_interval: 2, ..LossScalerConfig::default() };
         let got = train(layout, Some(config));
@@ -56,9 +62,20 @@ fn a_scaled_loss_trains_as_one_that_is_not() {
 
 #[test]
 fn f16_trains_in_every_layout() {
+    let layouts = ["", "dp=2", "shard=2", "tp=2", "pp=2", "shard=2,tp=2", "pp=2,shard=2"];
+    f16_trains(Setup::default(), &layouts);
+}
+
+/// Where gradients overflow, the router's scores are finite; the loss that balances experts is scaled, too.
+#[test]
+fn f16_trains_experts() {
+    let setup = Setup { experts: true, balance: Some(BalanceLoss::Row), ..Setup::default() };
+    f16_trains(setup, &["", "dp=2", "shard=2", "tp=2", "pp=2", "cp=2", "ep=2"]);
+}
+
+fn f16_trains(setup: Setup, layouts: &[&str]) {
     let train = |layout: &str, dtype, loss_scale| {
-        let (layout, setup): (Layout, _) =
-            (layout.parse().unwrap(), Setup { dtype, loss_scale, ..Setup::default() });
+        let (layout, setup): (Layout, _) = (layout.parse().unwrap(), Setup { dtype, loss_scale, ..setup });
         let ranks = Local::run_shared(layout.ranks(), |comm| {
             let mut parallel = setup.parallel(comm, &layout, None)?;
             let mut adam = optimizer(&parallel)?;
@@ -80,7 +97,7 @@ fn f16_trains_in_every_layout() {
     let (expected, _) = train("", DType::F32, None);
     // So large that the first steps overflow.
     let config = LossScalerConfig { scale: f64::from(1 << 24), ..LossScalerConfig::default() };
-    for layout in ["", "dp=2", "shard=2", "tp=2", "pp=2", "shard=2,tp=2", "pp=2,shard=2"] {
+    for layout in layouts {
         let (losses, skipped) = train(layout, DType::F16, Some(config));
         assert!((1..12).contains(&skipped), "{layout}: {skipped} skipped");
         let gap = losses.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
