@@ -181,16 +181,18 @@ def parts_of_rows(packing, too_long, bounds, length):
 
 def documents_of(draw, config, packing, too_long, count, length):
     """Documents with prompts that do not count, or without; and `count` rows of them at least: tokens, targets, and lengths."""
-    lengths, has_prompts = [], draw.random() < 0.5
-    while sum(lengths) < count * length * 2 + 2 * length:
+    lengths, has_prompts, rows, bounds = [], draw.random() < 0.5, [], [0]
+    # Twice as many, since steps without targets are left out.
+    while len(rows) < 2 * count:
         lengths.append(draw.choice([1, 1, 2, 3, draw.randint(1, length), draw.randint(1, length), draw.randint(1, 3 * length)]))
+        bounds.append(bounds[-1] + lengths[-1])
+        if bounds[-1] >= 2 * count * length:
+            rows = list(parts_of_rows(packing, too_long, bounds, length))
     documents = [[draw.randrange(config.vocab_size) for _ in range(size)] for size in lengths]
     prompts = [draw.randrange(size) if has_prompts else 0 for size in lengths]
     counted = [[place >= prompt for place in range(size)] for prompt, size in zip(prompts, lengths)]
     tokens = [token for document in documents for token in document]
     flags = [flag for document in counted for flag in document]
-    bounds = [sum(lengths[:place]) for place in range(len(lengths) + 1)]
-    rows = list(parts_of_rows(packing, too_long, bounds, length))
     inputs, targets = torch.zeros(len(rows), length, dtype=torch.long), torch.full((len(rows), length), IGNORED)
     sizes = []
     for row, parts in enumerate(rows):
@@ -290,6 +292,8 @@ def compare(girandole, seed, lora, packed, folder):
     axes = layout(draw, config)
     parts = draw.choice([2, 4]) if "pp" in axes else draw.choice([1, 1, 2])
     rows = 2 ** len({"dp", "shard"} & set(axes)) * parts * draw.choice([1, 2])
+    if hasattr(config, "num_experts_per_tok"):
+        rows *= 2
     length = draw.choice([8, 12, config.max_position_embeddings - 1, config.max_position_embeddings])
     tokens = torch.randint(0, config.vocab_size, (rows * STEPS, length + 1))
     # Apart from the other draws, so that a seed's model is the same either way.
@@ -309,6 +313,11 @@ def compare(girandole, seed, lora, packed, folder):
     }
     mesh = [f"{axis}=2" for axis in axes]
     mesh += [f"cp={of_rows.choice([2] if len(axes) == 2 else [2, 3, 4])}"] if of_rows.random() < 0.4 else []
+    has_experts = any(type(module).__name__.endswith("TopKRouter") for module in model.modules())
+    if has_experts and not {"pp", "shard"} & set(axes) and len(mesh) < 3 and of_rows.random() < 0.6:
+        # A step has rows for each rank.
+        ranks = of_rows.choice([2, 4])
+        mesh += [f"ep={ranks}"] if rows % (ranks * parts * (2 if "dp" in axes else 1)) == 0 else []
     options |= {"mesh": ",".join(mesh)} if mesh else {}
     options |= {name: value for name, value in [("packing", packing), ("too-long", too_long)] if value}
     options |= {"adapters": begun} if lora else {}
