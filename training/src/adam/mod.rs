@@ -259,12 +259,9 @@ impl Adam {
     /// # Ok::<(), candle_core::Error>(())
     /// ```
     pub fn step_scaled(&mut self, grads: &GradStore, scale: f64) -> candle_core::Result<()> {
-        // `set_learning_rate` cannot return an error, so its value is checked here.
-        self.config.validate()?;
-        check_scale(NAME, scale)?;
+        self.check(grads, scale)?;
         for (slot, decays) in self.slots.iter_mut().zip(&self.decays) {
             let Some(grad) = grads.get(&slot.var) else { continue };
-            slot.check(NAME, grad)?;
             let on_host = slot.steps_in_place();
             let means = match &mut slot.state {
                 Some(means) => means,
@@ -288,6 +285,15 @@ impl Adam {
             means.step += 1;
         }
         Ok(())
+    }
+
+    /// Checks what a step is given, before anything changes.
+    pub(crate) fn check(&self, grads: &GradStore, scale: f64) -> Result<()> {
+        // `set_learning_rate` cannot return an error, so its value is checked here.
+        self.config.validate()?;
+        check_scale(NAME, scale)?;
+        let mut given = self.slots.iter().filter_map(|slot| Some((slot, grads.get(&slot.var)?)));
+        given.try_for_each(|(slot, grad)| slot.check(NAME, grad))
     }
 }
 

@@ -233,6 +233,7 @@ impl StepOptimizer for Muon {
         for slot in slots {
             grads.get(&slot.var).map_or(Ok(()), |grad| slot.check(NAME, grad))?;
         }
+        self.rest.check(grads, scale)?;
         let names: Vec<&str> = slots.iter().map(|slot| &*slot.name).collect();
         // Without a gradient here the others may have one: their matrix has zeros in this part.
         let part = |place: usize| match grads.get(&slots[place].var) {

@@ -205,3 +205,24 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
     assert_eq!(bias.to_vec1::<f64>()?, random(&[3], 1)?.to_vec1::<f64>()?);
     Ok(())
 }
+
+/// A gradient that does not fit changes nothing, whichever parameter it is of.
+#[test]
+fn a_step_that_fails_changes_nothing() -> Result<()> {
+    let vars = ["a", "b", "c", "d"].map(|name| (name, Var::ones((2, 2), DType::F64, &Device::Cpu).unwrap()));
+    let named = vars.iter().map(|(name, var)| ((*name).to_string(), var.clone()));
+    let mut muon = Muon::named(named, |name| name < "c", MuonConfig::default())?;
+    let (fits, does_not) =
+        (Tensor::ones((2, 2), DType::F64, &Device::Cpu)?, Tensor::ones((2, 3), DType::F64, &Device::Cpu)?);
+    for bad in 0..vars.len() {
+        let all =
+            vars.iter().enumerate().map(|(at, (_, var))| (var, if at == bad { &does_not } else { &fits }));
+        let said = muon.step(&store(all)?).unwrap_err().to_string();
+        assert!(said.contains("[2, 3]"), "{said}");
+        for (name, var) in &vars {
+            assert_eq!(var.to_vec2::<f64>()?, [[1.0; 2]; 2], "{name}, with a wrong gradient of {bad}");
+        }
+        assert!(muon.state()?.is_empty());
+    }
+    Ok(())
+}
