@@ -17,6 +17,7 @@ mod region;
 mod replica_groups;
 mod replicas;
 mod whole;
+mod whole_matrices;
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -40,6 +41,7 @@ pub use piece::Piece;
 pub use region::Region;
 pub use replica_groups::ReplicaGroups;
 pub use replicas::{Replicas, check_replicas};
+pub use whole_matrices::OwnedMatrices;
 
 /// A model on several ranks, each of which holds some elements of its parameters.
 ///

@@ -38,7 +38,7 @@ pub use stages::StagesForward;
 
 use axes::Axes;
 use stages::Stages;
-use strategy::DistributedModel;
+use strategy::{DistributedModel, OwnedMatrices};
 
 /// A model in a [`Layout`]: this rank's part of it, and its communication with other ranks.
 ///
@@ -245,6 +245,41 @@ impl<M: Model> Parallel<M> {
     /// unlike biases and norms.
     pub fn is_matrix(&self, name: &str) -> bool {
         self.shards.held(name).is_some_and(|(dims, _)| dims.len() > 1)
+    }
+
+    /// Brings matrices together for an optimizer that needs them whole, such as [`training::Muon`]: those of the trained variables
+    /// for whose names `is_matrix` is true. Call it on every rank, also on one that has none, and again after ranks were lost or
+    /// have joined.
+    ///
+    /// # Errors
+    /// Those of [`OwnedMatrices::new`].
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use girandole::comm::Local;
+    /// use girandole::models::{CausalLm, ModelConfig, Weights};
+    /// use girandole::training::{Muon, MuonConfig, StepOptimizer};
+    /// use girandole::{InitialWeights, Parallel, ParallelConfig};
+    ///
+    /// let config = r#"{"model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32,
+    ///     "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 8}"#;
+    /// Local::run_shared(2, |comm| {
+    ///     let model = ModelConfig::from_json(config).map_err(girandole::Error::from)?;
+    ///     let weights: InitialWeights = Weights::random(&model, 1).map_err(girandole::Error::from)?.parts().into();
+    ///     let build = move |builder: &girandole::training::build::Builder| CausalLm::new(&model, builder);
+    ///     let mut parallel = Parallel::new(comm, &"shard=2".parse()?, weights, &ParallelConfig::default(), build)?;
+    ///     let is_hidden = |name: &str| name.contains("_proj.weight");
+    ///     let mut matrices = parallel.whole_matrices(is_hidden)?;
+    ///     let mut muon = Muon::named(parallel.named_vars(), is_hidden, MuonConfig::default()).map_err(girandole::Error::from)?;
+    ///     let tokens = Tensor::arange(0u32, 8, &Device::Cpu)?.reshape((1, 8))?;
+    ///     let step = parallel.step(&tokens, &tokens)?;
+    ///     muon.step_whole(&step.grads, 1.0, &mut matrices)?;
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), girandole::comm::Error>(())
+    /// ```
+    pub fn whole_matrices(&self, is_matrix: impl Fn(&str) -> bool) -> crate::Result<OwnedMatrices> {
+        Ok(OwnedMatrices::new(self.axes.mesh.world().clone(), &self.pieces()?, is_matrix)?)
     }
 
     /// Returns what this rank has sent and received for the model.

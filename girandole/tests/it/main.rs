@@ -14,6 +14,7 @@ mod evaluation;
 mod gradient_check;
 mod layouts;
 mod loss_scale;
+mod muon;
 mod own_model;
 mod prompts;
 mod reads;
