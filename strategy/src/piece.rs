@@ -1,6 +1,6 @@
 //! Which elements of which parameter a rank holds.
 
-use candle_core::{Tensor, Var};
+use candle_core::{Shape, Tensor, Var};
 
 use crate::Region;
 
@@ -36,8 +36,13 @@ impl Piece {
 
     /// Returns the values of its elements in the shape of the variable.
     pub(crate) fn padded(&self, values: Tensor) -> candle_core::Result<Tensor> {
-        let missing = self.var.elem_count() - values.elem_count();
-        let values = if missing == 0 { values } else { values.pad_with_zeros(0, 0, missing)? };
-        values.reshape(self.var.shape())
+        padded(values, self.var.shape())
     }
+}
+
+/// Returns values with zeros behind them, in a shape that may have more elements.
+pub(crate) fn padded(values: Tensor, shape: &Shape) -> candle_core::Result<Tensor> {
+    let missing = shape.elem_count() - values.elem_count();
+    let values = if missing == 0 { values } else { values.pad_with_zeros(0, 0, missing)? };
+    values.reshape(shape)
 }

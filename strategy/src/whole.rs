@@ -203,19 +203,24 @@ impl Whole {
         if place.iter().any(|place| *place > 0) {
             return Ok(None);
         }
-        let mut runs = Vec::new();
-        for (region, tensor) in &parts {
-            for (elements, start) in region.ranges() {
-                runs.push((elements.start, tensor.narrow(0, start, elements.len())?));
-            }
+        let empty = Tensor::zeros(0, self.dtype, device)?;
+        Ok(Some(assembled(&parts, empty)?.reshape(&self.dims[..])?))
+    }
+}
+
+/// Puts the elements of regions that together are a whole tensor in its order; `empty` is returned if there are none.
+pub(crate) fn assembled(parts: &[(&Region, Tensor)], empty: Tensor) -> candle_core::Result<Tensor> {
+    let mut runs = Vec::new();
+    for (region, tensor) in parts {
+        for (elements, start) in region.ranges() {
+            runs.push((elements.start, tensor.narrow(0, start, elements.len())?));
         }
-        runs.sort_by_key(|(start, _)| *start);
-        let runs: Vec<Tensor> = runs.into_iter().map(|(_, run)| run).collect();
-        let whole = match &runs[..] {
-            [] => Tensor::zeros(0, self.dtype, device)?,
-            [one] => one.clone(),
-            several => Tensor::cat(several, 0)?,
-        };
-        Ok(Some(whole.reshape(&self.dims[..])?))
+    }
+    runs.sort_by_key(|(start, _)| *start);
+    let runs: Vec<Tensor> = runs.into_iter().map(|(_, run)| run).collect();
+    match &runs[..] {
+        [] => Ok(empty),
+        [one] => Ok(one.clone()),
+        several => Tensor::cat(several, 0),
     }
 }

@@ -9,6 +9,8 @@ use training::{Error as TrainingError, WholeMatrices};
 
 use crate::agreement::gather;
 use crate::checkpoint::{NamedPart, Part};
+use crate::piece::padded;
+use crate::whole::assembled;
 use crate::{Piece, Region, Result, all_agree};
 
 /// Matrices in any layout, for an optimizer that needs them whole ([`training::Muon`]): each has an owner, one of the ranks that hold
@@ -134,7 +136,7 @@ impl OwnedMatrices {
         let mut begin = vec![0; ranks];
         let mut found = Vec::new();
         for matrix in self.matrices.iter().filter(|matrix| matrix.owner == rank) {
-            let mut runs = Vec::new();
+            let mut parts = Vec::new();
             for (source, region) in &matrix.sources {
                 let kept = own.get(&*matrix.name).filter(|_| *source == rank);
                 let part = match kept {
@@ -142,13 +144,10 @@ impl OwnedMatrices {
                     None => received[*source].narrow(0, begin[*source], region.len())?,
                 };
                 begin[*source] += if kept.is_some() { 0 } else { region.len() };
-                for (elements, start) in region.ranges() {
-                    runs.push((elements.start, part.narrow(0, start, elements.len())?));
-                }
+                parts.push((region, part));
             }
-            runs.sort_by_key(|(start, _)| *start);
-            let runs: Vec<Tensor> = runs.into_iter().map(|(_, run)| run).collect();
-            found.push((matrix, Tensor::cat(&runs, 0)?.reshape(&matrix.dims[..])?));
+            let empty = Tensor::zeros(0, self.dtype, &self.device)?;
+            found.push((matrix, assembled(&parts, empty)?.reshape(&matrix.dims[..])?));
         }
         Ok(found)
     }
@@ -218,9 +217,7 @@ impl WholeMatrices for OwnedMatrices {
         let of = |(variable, part): (&&str, &Tensor)| {
             let result = self.variables.get(*variable).and_then(|name| found.get(&**name));
             let Some(result) = result else { return part.zeros_like() };
-            let missing = part.elem_count() - result.elem_count();
-            let result = if missing == 0 { result.clone() } else { result.pad_with_zeros(0, 0, missing)? };
-            result.to_dtype(part.dtype())?.reshape(part.shape())
+            padded(result.to_dtype(part.dtype())?, part.shape())
         };
         names.iter().zip(&parts).map(of).collect()
     }
