@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Result as CandleResult, Tensor};
 use comm::{Communicator, Operation, Stats};
+use training::internal::map_matrices;
 use training::{Error as TrainingError, WholeMatrices};
 
 use crate::agreement::gather;
@@ -208,9 +209,7 @@ impl WholeMatrices for OwnedMatrices {
         let mut results = HashMap::new();
         for (matrix, whole) in self.gather(&own)? {
             let &[.., rows, columns] = whole.dims() else { continue };
-            let each = whole.reshape(((), rows, columns))?;
-            let computed = (0..each.dim(0)?).map(|at| compute(&each.get(at)?));
-            let computed = Tensor::stack(&computed.collect::<CandleResult<Vec<_>>>()?, 0)?;
+            let computed = map_matrices(&whole, (rows, columns), compute)?;
             results.insert(&*matrix.name, computed.flatten_all()?);
         }
         let found = self.spread(&results)?;

@@ -1,6 +1,7 @@
 //! What the strategies and commands of these crates share, and a training program does not need: files that appear complete or not at
 //! all ([`AtomicFile`], [`TensorWriter`]) and are checked before they are used ([`open_input`], [`tensor_header`]), whose backward
-//! pass runs ([`backward_of`]), sums of gradients ([`GradSums`]), the steps of clipping, positions of a shard's elements ([`Runs`]).
+//! pass runs ([`backward_of`]), sums of gradients ([`GradSums`]), the steps of clipping, positions of a shard's elements ([`Runs`]),
+//! functions of the matrices in a tensor ([`map_matrices`]).
 
 pub use crate::backward_owner::{BackwardOwner, backward_of, backward_owner};
 pub use crate::clip::{clip_by_norm, clip_factor, first_not_finite};
@@ -12,6 +13,7 @@ pub use crate::file_error::first_line;
 pub use crate::grad_sums::GradSums;
 pub use crate::gradient_check::{CheckedLoss, CheckedPart, check_gradient_of};
 pub use crate::lock::lock;
+pub use crate::optimizer::map_matrices;
 pub use crate::runs::Runs;
 pub use crate::state::is_buffer;
 pub use crate::tensor_file::check_writable;

@@ -75,14 +75,26 @@ impl WholeMatrices for HeldWhole {
                 let (parameter, dims) = (name.to_string(), whole.dims().to_vec());
                 return Err(Error::NotAMatrix { parameter, dims }.into());
             };
-            let each = whole.reshape(((), *rows, *columns))?;
-            let computed = (0..each.dim(0)?).map(|matrix| compute(&each.get(matrix)?));
-            match &computed.collect::<Result<Vec<_>>>()?[..] {
-                [] => Ok(whole),
-                [one] => one.reshape(whole.shape()),
-                several => Tensor::stack(several, 0)?.reshape(whole.shape()),
-            }
+            map_matrices(&whole, (*rows, *columns), compute)
         };
         names.iter().enumerate().map(one).collect()
+    }
+}
+
+/// Computes a function of each of the matrices of these dimensions that a tensor is.
+///
+/// # Errors
+/// Those of `compute`, and of candle.
+pub fn map_matrices(
+    whole: &Tensor,
+    (rows, columns): (usize, usize),
+    compute: &dyn Fn(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let each = whole.reshape(((), rows, columns))?;
+    let computed = (0..each.dim(0)?).map(|matrix| compute(&each.get(matrix)?));
+    match &computed.collect::<Result<Vec<_>>>()?[..] {
+        [] => Ok(whole.clone()),
+        [one] => one.reshape(whole.shape()),
+        several => Tensor::stack(several, 0)?.reshape(whole.shape()),
     }
 }
