@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
-use super::RowContext;
+use super::routed::{Record, Routed, add};
 
 /// The loss that a [`Balance`] adds. In both, for each expert the share of the tokens that have chosen it is multiplied by its mean
 /// probability; the loss is the sum over experts, times their number. Both are least where all experts are used equally.
@@ -109,19 +109,6 @@ struct State {
     /// In the order of forward.
     records: Vec<Record>,
     sums: Sums,
-}
-
-/// What a router has recorded of a micro-batch.
-#[derive(Clone, PartialEq)]
-struct Record {
-    router: Arc<str>,
-    experts: usize,
-    per_token: usize,
-    /// Number of tokens of each row.
-    tokens: Vec<f64>,
-    /// For each row and expert, the number of its tokens, and the sum of its probabilities.
-    counts: Vec<f64>,
-    probabilities: Vec<f64>,
 }
 
 #[derive(Default)]
@@ -312,92 +299,6 @@ impl State {
 fn product(factor: f64, counts: &[f64], probabilities: &[f64]) -> (f64, Vec<f64>) {
     let of: Vec<f64> = counts.iter().map(|count| factor * count).collect();
     (of.iter().zip(probabilities).map(|(of, probability)| of * probability).sum(), of)
-}
-
-fn add(sums: &mut [f64], numbers: &[f64]) {
-    sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
-}
-
-/// The tokens that a router has routed.
-pub(crate) struct Routed<'a> {
-    pub(crate) router: &'a Arc<str>,
-    /// Of each token and expert, `(tokens, experts)`.
-    pub(crate) probabilities: &'a Tensor,
-    pub(crate) experts: &'a [u32],
-    pub(crate) per_token: usize,
-    /// Number of rows of the batch.
-    pub(crate) rows: usize,
-    /// Of each token, whether it is one of a document; `None` if all are.
-    pub(crate) used: Option<Arc<[bool]>>,
-}
-
-impl<'a> Routed<'a> {
-    /// Finds the places that are used.
-    pub(crate) fn new(
-        context: &RowContext,
-        router: &'a Arc<str>,
-        (probabilities, rows): (&'a Tensor, usize),
-        (experts, per_token): (&'a [u32], usize),
-    ) -> Result<Self> {
-        let len = experts.len() / per_token / rows.max(1);
-        let used = match &context.documents {
-            None => None,
-            Some(documents) if documents.rows() != rows => {
-                bail!("{router}: {rows} rows, documents of {}: give as many", documents.rows())
-            }
-            Some(documents) => {
-                let places: Vec<u32> = match &context.divided {
-                    Some(divided) => divided.places().to_vec(),
-                    None => (0..len as u32).collect(),
-                };
-                let of_row = |row: usize| {
-                    let end = documents.used(row);
-                    places.iter().map(move |place| *place < end)
-                };
-                let used: Arc<[bool]> = (0..rows).flat_map(of_row).collect();
-                if used.len() != experts.len() / per_token {
-                    bail!(
-                        "{router}: {} tokens, this rank has {} places",
-                        experts.len() / per_token,
-                        used.len()
-                    )
-                }
-                Some(used)
-            }
-        };
-        Ok(Self { router, probabilities, experts, per_token, rows, used })
-    }
-
-    fn dims(&self) -> [usize; 2] {
-        [self.rows, self.experts.len() / self.per_token]
-    }
-
-    fn record(&self) -> Result<Record> {
-        let experts = self.probabilities.dim(1)?;
-        let [rows, all] = self.dims();
-        let len = all / rows.max(1);
-        let mut record = Record {
-            router: self.router.clone(),
-            experts,
-            per_token: self.per_token,
-            tokens: vec![0.0; rows],
-            counts: vec![0.0; rows * experts],
-            probabilities: vec![0.0; rows * experts],
-        };
-        let probabilities = self.probabilities.detach().to_dtype(DType::F64)?.to_vec2::<f64>()?;
-        for (token, (probabilities, chosen)) in
-            probabilities.iter().zip(self.experts.chunks(self.per_token)).enumerate()
-        {
-            if self.used.as_ref().is_some_and(|used| !used[token]) {
-                continue;
-            }
-            let row = token / len;
-            record.tokens[row] += 1.0;
-            add(&mut record.probabilities[row * experts..][..experts], probabilities);
-            chosen.iter().for_each(|expert| record.counts[row * experts + *expert as usize] += 1.0);
-        }
-        Ok(record)
-    }
 }
 
 /// What was recorded of a router's tokens, for backward.

@@ -4,15 +4,17 @@ mod balance;
 mod divided;
 mod documents;
 mod keys;
+mod routed;
 
 use std::cell::RefCell;
 use std::ops::Range;
 
+pub(crate) use balance::Recorded;
 pub use balance::{Balance, BalanceConfig, BalanceLoss, PendingSum, RankSum};
-pub(crate) use balance::{Recorded, Routed};
 pub use divided::{DividedRows, PendingExchange, RowExchange};
 pub use documents::Documents;
 pub use keys::RowKeys;
+pub(crate) use routed::Routed;
 
 use crate::scoped::scoped;
 use crate::{Error, Result};
