@@ -19,7 +19,7 @@ use crate::{Piece, Region, Result, all_agree};
 ///
 /// # Cost
 /// In each step, every element is sent once to its matrix' owner, unless that holds it, and the result to all others that hold
-/// it: at most as much as a reduce-scatter and an all-gather. Memory for the matrices of which a rank is the owner.
+/// it: at most as much as a reduce-scatter and an all-gather; then a barrier. Memory for the matrices of which a rank is the owner.
 ///
 /// # Source
 /// Liu et al., "Muon is scalable for LLM training" (2025), section 2.3.
@@ -213,6 +213,8 @@ impl WholeMatrices for OwnedMatrices {
             results.insert(&*matrix.name, computed.flatten_all()?);
         }
         let found = self.spread(&results)?;
+        // A rank that has received its parts may not step before all have: if one is lost, the others must be at the same step.
+        self.comm.run(Operation::Barrier).map_err(comm::carry)?;
         let of = |(variable, part): (&&str, &Tensor)| {
             let result = self.variables.get(*variable).and_then(|name| found.get(&**name));
             let Some(result) = result else { return part.zeros_like() };

@@ -88,7 +88,7 @@ pub use init::TorchInit;
 pub use loss_scaler::{LossScaler, LossScalerConfig, LossScalerState, ScaledModel};
 pub use missing_gradients::{GradientAudit, NoGradient};
 pub use muon::{AdjustRate, Muon, MuonConfig};
-pub use optimizer::{StepOptimizer, WholeMatrices};
+pub use optimizer::{HeldWhole, StepOptimizer, WholeMatrices};
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{DeferredCopy, OptimizerState, named_vars};
 pub use tensor_file::{TensorFile, load_weights, save_weights};

@@ -56,8 +56,9 @@ pub trait WholeMatrices {
     ) -> Result<Vec<Tensor>>;
 }
 
-/// Matrices that this process holds whole.
-pub(crate) struct HeldWhole;
+/// Matrices that this process holds whole: for a model in one process, and for an optimizer that asks for none.
+#[derive(Debug, Clone, Copy)]
+pub struct HeldWhole;
 
 impl WholeMatrices for HeldWhole {
     fn map(

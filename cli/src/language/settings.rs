@@ -7,7 +7,8 @@ use crate::console::note;
 use crate::error::{Error, Result};
 use crate::options::value_name;
 use girandole::settings::Setting;
-use girandole::trainer::{ChangedSetting, TrainConfig};
+use girandole::trainer::{ChangedSetting, OptimizerConfig, TrainConfig};
+use girandole::training::AdamConfig;
 use models::tokens::{Rows, TokenFile};
 
 use super::job::Subject;
@@ -52,23 +53,46 @@ pub(super) fn train_config(
 
 /// Excludes options that do not affect results (the layout), and the rows, which are compared separately and must be
 /// the same.
-fn of(options: &TrainOptions, config: &TrainConfig) -> [(&'static str, String); 13] {
-    let adam = &config.adam;
-    [
+fn of(options: &TrainOptions, config: &TrainConfig) -> Vec<(&'static str, String)> {
+    let others = [
         ("steps", config.steps.to_string()),
         ("batch-size", config.batch_size.to_string()),
         ("lr", config.learning_rate.to_string()),
         ("schedule", value_name(&options.schedule)),
         ("warmup", config.schedule.warmup.to_string()),
         ("lowest-lr", config.schedule.lowest.to_string()),
-        ("betas", format!("{},{}", adam.beta1, adam.beta2)),
-        ("eps", adam.eps.to_string()),
-        ("weight-decay", adam.weight_decay.to_string()),
         ("dropout", options.dropout.map_or_else(|| "of config.json".into(), |p| p.to_string())),
         ("clip", config.clip.unwrap_or(0.0).to_string()),
         ("parameters", value_name(&options.parameters)),
         ("precision", value_name(&options.precision)),
-    ]
+    ];
+    others.into_iter().chain(of_optimizer(&config.optimizer)).collect()
+}
+
+fn of_optimizer(optimizer: &OptimizerConfig) -> Vec<(&'static str, String)> {
+    let of_adam = |adam: &AdamConfig| {
+        [("betas", format!("{},{}", adam.beta1, adam.beta2)), ("eps", adam.eps.to_string())]
+    };
+    let decay = |decay: f64| ("weight-decay", decay.to_string());
+    let own = match optimizer {
+        OptimizerConfig::AdamW(adam) => [&of_adam(adam)[..], &[decay(adam.weight_decay)]].concat(),
+        OptimizerConfig::Muon { config: muon, .. } => {
+            let own = [
+                ("momentum", muon.momentum.to_string()),
+                ("nesterov", muon.nesterov.to_string()),
+                ("adjust-lr", format!("{:?}", muon.adjust)),
+                ("adamw-lr", muon.adam.learning_rate.to_string()),
+                decay(muon.weight_decay),
+            ];
+            [&own[..], &of_adam(&muon.adam)].concat()
+        }
+        OptimizerConfig::Sgd(sgd) => vec![
+            ("momentum", sgd.momentum.to_string()),
+            ("nesterov", sgd.nesterov.to_string()),
+            decay(sgd.weight_decay),
+        ],
+    };
+    [vec![("optimizer", optimizer.name().into())], own].concat()
 }
 
 /// Returns what was read, which must be the same on all ranks wherever each has its files: the tokens of each file, and the

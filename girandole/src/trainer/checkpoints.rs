@@ -231,7 +231,8 @@ impl<M: Model> Trainer<'_, M> {
         let (data, settings) = (self.batches.data.fingerprint(), self.config.settings.clone());
         let sampler = serde_json::to_value(self.batches.state())
             .map_err(|error| Error::invalid("a checkpoint", "state", error.to_string()))?;
-        let extra = CheckpointExtra { data, settings, observer: values };
+        let optimizer = self.config.optimizer.name().to_string();
+        let extra = CheckpointExtra { data, optimizer, settings, observer: values };
         let checkpoint = extra.at(self.batches.epoch(), self.done.step as u64, sampler, tensors)?;
         let (step, folder) = match &mut self.checkpoints.writer {
             Writer::InBackground(saver) => {

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use training::{AdamConfig, GradientCheckConfig};
+use training::GradientCheckConfig;
 
-use super::{LearningRate, StopFlag};
+use super::{LearningRate, OptimizerConfig, StopFlag};
 use crate::{Error, Layout, Result};
 
 /// How a model is trained. Must be the same on every rank.
@@ -20,9 +20,9 @@ pub struct TrainConfig {
     pub learning_rate: f64,
     /// Schedule of the learning rate. Default: constant.
     pub schedule: LearningRate,
-    /// AdamW configuration; the learning rate in it is replaced by the one above. Weight decay applies to matrices
-    /// only. Default: betas of 0.9 and 0.95, weight decay of 0.1.
-    pub adam: AdamConfig,
+    /// The optimizer; the learning rate in it is replaced by the one above. Weight decay applies to matrices only. Default:
+    /// AdamW with betas of 0.9 and 0.95, and weight decay of 0.1.
+    pub optimizer: OptimizerConfig,
     /// Maximum norm of all gradients, for clipping. Default: 1.
     pub clip: Option<f64>,
     /// Whether each epoch has its own random order. Default: true.
@@ -91,7 +91,7 @@ impl Default for TrainConfig {
             batch_size: 8,
             learning_rate: 3e-4,
             schedule: LearningRate::default(),
-            adam: AdamConfig { beta2: 0.95, weight_decay: 0.1, ..AdamConfig::adamw() },
+            optimizer: OptimizerConfig::default(),
             clip: Some(1.0),
             shuffle: true,
             seed: 0,
@@ -178,6 +178,6 @@ impl TrainConfig {
                 return Err(Error::invalid(what, 0, "give 1 or more"));
             }
         }
-        Ok(self.adam.validate()?)
+        self.optimizer.check()
     }
 }

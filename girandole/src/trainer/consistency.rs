@@ -9,7 +9,7 @@ use sampler::SamplerState;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use training::build::Model;
-use training::{AdamConfig, Checkpoint, Contents, load_tensors};
+use training::{Checkpoint, Contents, load_tensors};
 
 use super::{CheckpointPlan, Data, LearningRate, ObserverState, TrainConfig};
 use crate::{Error, Parallel, ParallelConfig, Result};
@@ -19,6 +19,9 @@ use crate::{Error, Parallel, ParallelConfig, Result};
 pub struct CheckpointExtra {
     /// [`Data::fingerprint`]; empty if the program compares its data itself.
     pub data: String,
+    /// Name of the optimizer; empty if the program compares it itself.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub optimizer: String,
     /// The program's settings by name.
     #[serde(default)]
     pub settings: BTreeMap<String, String>,
@@ -105,6 +108,14 @@ pub fn check_resume(
         let (before, now) = (order.seed, config.seed);
         return Err(refuse(format!("it was made with seed {before}, and now it is {now}; {same}")));
     }
+    // Earlier versions knew no other one.
+    let (before, own) =
+        (if kept.optimizer.is_empty() { "adamw" } else { &*kept.optimizer }, config.optimizer.name());
+    if before != own {
+        return Err(refuse(format!(
+            "it was made with the optimizer {before}, from whose state {own} cannot go on: give the same, or start again in another folder"
+        )));
+    }
     let changed = config.settings.iter().filter_map(|(name, now)| {
         let before = kept.settings.get(name).filter(|before| *before != now)?;
         Some(ChangedSetting { name: name.clone(), before: before.clone(), now: now.clone() })
@@ -147,7 +158,7 @@ fn of_config(config: &TrainConfig) -> Vec<Setting> {
         batch_size,
         learning_rate,
         schedule: LearningRate { warmup, decay, lowest },
-        adam: AdamConfig { learning_rate: _, beta1, beta2, eps, weight_decay, decoupled_weight_decay },
+        optimizer,
         clip,
         shuffle,
         seed,
@@ -178,11 +189,6 @@ fn of_config(config: &TrainConfig) -> Vec<Setting> {
         field("schedule.warmup", warmup),
         field("schedule.decay", decay),
         field("schedule.lowest", lowest),
-        field("adam.beta1", beta1),
-        field("adam.beta2", beta2),
-        field("adam.eps", eps),
-        field("adam.weight_decay", weight_decay),
-        field("adam.decoupled_weight_decay", decoupled_weight_decay),
         field("clip", clip),
         field("shuffle", shuffle),
         field("seed", seed),
@@ -194,7 +200,8 @@ fn of_config(config: &TrainConfig) -> Vec<Setting> {
         field("stop", &stop.is_some()),
         Setting { value: plan, ..Setting::absent("checkpoints") },
     ];
-    settings.iter().map(|(name, value)| Setting::new(name, value)).chain(fields).collect()
+    let program = settings.iter().map(|(name, value)| Setting::new(name, value));
+    program.chain(fields).chain(optimizer.fields()).collect()
 }
 
 /// Returns the fields of a model's configuration that must be the same on all ranks and are not compared when it is

@@ -50,6 +50,7 @@ mod evaluate;
 mod first_gradients;
 mod learning_rate;
 mod observer;
+mod optimizer;
 mod saver;
 mod step;
 mod stop;
@@ -59,12 +60,12 @@ use std::time::Instant;
 
 use comm::Operation;
 use training::build::Model;
-use training::{Adam, AdamConfig};
 
 use self::checkpoints::RunCheckpoints;
 use self::consistency::check_equal_on_all_ranks;
 use self::data::Batches;
 use self::elastic::{Job, RankState};
+use self::optimizer::RunOptimizer;
 use crate::{Parallel, Result};
 
 pub use checkpoints::claim_checkpoints;
@@ -75,13 +76,14 @@ pub use elastic::{Joining, size_with_new_ranks, wait_for_new_ranks};
 pub use evaluate::evaluate;
 pub use learning_rate::{Decay, LearningRate};
 pub use observer::{NoObserver, Observer, ObserverState, Regrouping, StepReport};
+pub use optimizer::OptimizerConfig;
 pub use stop::{Stop, StopCheck, StopFlag};
 
 /// A model, its data, and the state of its training.
 pub struct Trainer<'a, M> {
     config: TrainConfig,
     model: &'a mut Parallel<M>,
-    optimizer: Adam,
+    optimizer: RunOptimizer,
     batches: Batches,
     evaluation: Option<&'a dyn Data>,
     done: Done,
@@ -172,7 +174,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     fn at_beginning(model: &'a mut Parallel<M>, data: Arc<dyn Data>, config: TrainConfig) -> Result<Self> {
         config.check(model.layout().data_ranks(), model.config().micro_batches)?;
         let batches = Batches::new(data, &config)?;
-        let optimizer = Self::optimizer(model, &config)?;
+        let optimizer = RunOptimizer::new(model, &config.optimizer)?;
         let job = Job::new(model.mesh().world().clone(), config.whole(model.layout()));
         Ok(Self {
             config,
@@ -186,12 +188,6 @@ impl<'a, M: Model> Trainer<'a, M> {
             stop: None,
             summary: Summary::default(),
         })
-    }
-
-    /// Creates the optimizer of a model.
-    fn optimizer(model: &Parallel<M>, config: &TrainConfig) -> Result<Adam> {
-        let adam = AdamConfig { learning_rate: config.learning_rate, ..config.adam.clone() };
-        Ok(Adam::named(model.named_vars(), adam)?.decaying(|name| model.is_matrix(name)))
     }
 
     /// Sets the evaluation data, used every [`TrainConfig::evaluate_every`] steps and at the end.

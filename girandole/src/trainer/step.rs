@@ -9,7 +9,7 @@
 //! | scaled losses (f16) | | `parallel/mod.rs`, `training::LossScaler` |
 //! | check of the first gradients | [`Trainer::step_once`] | `first_gradients.rs` |
 //! | norm over all ranks, clipping | [`Trainer::update`] | `strategy/src/norm.rs` |
-//! | optimizer | | `training::Adam` |
+//! | optimizer | [`Trainer::update`] | `optimizer.rs`; `training::{Adam, Muon, Sgd}`, `strategy::OwnedMatrices` |
 //! | report | [`Trainer::step_once`] | `observer.rs` |
 //!
 //! Around it: the loop over steps, evaluations and checkpoints is in `trainer/mod.rs`; what happens when a rank is lost is in
@@ -17,7 +17,6 @@
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
-use candle_nn::Optimizer;
 use ops::{Balance, Documents, backward};
 use strategy::DistributedModel;
 use training::LossScaler;
@@ -107,7 +106,7 @@ impl<M: Model> Trainer<'_, M> {
         // A checkpoint that is written in the background has copied the parameters by now.
         self.wait_for_copies();
         self.optimizer.set_learning_rate(learning_rate);
-        tracing::info_span!("optimizer").in_scope(|| self.optimizer.step_scaled(grads, scale))?;
+        tracing::info_span!("optimizer").in_scope(|| self.optimizer.step(self.model, grads, scale))?;
         self.reserve_copies()?;
         Ok(norm)
     }

@@ -31,7 +31,7 @@ impl Data for Rows {
 
 /// When a rank leaves.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Moment {
+pub(crate) enum Moment {
     Stepped(usize),
     Evaluated(usize),
     Saving(usize),
@@ -84,7 +84,7 @@ impl<M> Observer<M> for Leaving {
     }
 }
 
-fn config(fewest_ranks: Option<usize>, dir: Option<&Path>, in_background: bool) -> TrainConfig {
+pub(crate) fn config(fewest_ranks: Option<usize>, dir: Option<&Path>, in_background: bool) -> TrainConfig {
     let plan = |dir: &Path| CheckpointPlan { dir: dir.into(), every: 3, keep: 2, in_background };
     TrainConfig {
         steps: STEPS,
@@ -98,7 +98,7 @@ fn config(fewest_ranks: Option<usize>, dir: Option<&Path>, in_background: bool) 
 }
 
 /// What a rank has recorded: losses by step, and how many ranks were left after each loss of a rank.
-type Record = (Vec<(usize, f64)>, Vec<usize>);
+pub(crate) type Record = (Vec<(usize, f64)>, Vec<usize>);
 
 /// `None` for a rank that has left.
 type Seen = Option<Record>;
@@ -220,7 +220,7 @@ fn too_few_are_the_end_and_so_is_a_loss_that_is_not_expected() {
 }
 
 /// Trains in a layout in which some ranks leave, and returns what those have recorded that stay to the end.
-fn with_losses(layout: &str, leaves: &[(usize, Moment)], config: &TrainConfig) -> Vec<Record> {
+pub(crate) fn with_losses(layout: &str, leaves: &[(usize, Moment)], config: &TrainConfig) -> Vec<Record> {
     let ranks = layout.parse::<Layout>().unwrap().ranks();
     let seen = Local::run_shared(ranks, |comm| {
         let own = leaves.iter().find(|(rank, _)| *rank == comm.rank()).map(|(_, moment)| *moment);

@@ -15,6 +15,7 @@ mod gradient_check;
 mod layouts;
 mod loss_scale;
 mod muon;
+mod optimizers;
 mod own_model;
 mod prompts;
 mod reads;

@@ -10,11 +10,10 @@ use candle_nn::Optimizer;
 
 use self::newton_schulz::orthogonal;
 use crate::low_bits::LOW_BITS;
-use crate::optimizer::HeldWhole;
 use crate::sgd::step_plain;
 use crate::slot::{Reader, Slot, check_scale, named_by_index, slots};
 use crate::state::{DeferredCopy, state_dtype};
-use crate::{Adam, AdamConfig, Error, OptimizerState, Result, StepOptimizer, WholeMatrices};
+use crate::{Adam, AdamConfig, Error, HeldWhole, OptimizerState, Result, StepOptimizer, WholeMatrices};
 
 const NAME: &str = "Muon";
 /// PyTorch's name of the mean.

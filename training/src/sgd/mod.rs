@@ -102,6 +102,8 @@ pub struct Sgd {
     config: SgdConfig,
     /// A slot's state is its parameter's direction.
     slots: Vec<Slot<Buffer>>,
+    /// For each slot, whether weight decay applies to its parameter.
+    decays: Vec<bool>,
 }
 
 impl Sgd {
@@ -112,7 +114,15 @@ impl Sgd {
     /// [`Error::InvalidConfig`], [`Error::DuplicateName`], [`Error::DuplicateVariable`].
     pub fn named(vars: impl IntoIterator<Item = (String, Var)>, config: SgdConfig) -> Result<Self> {
         config.validate()?;
-        Ok(Self { config, slots: slots(NAME, vars)? })
+        let slots = slots(NAME, vars)?;
+        Ok(Self { config, decays: vec![true; slots.len()], slots })
+    }
+
+    /// Limits weight decay to the parameters for whose names `decays` returns true, as [`Adam::decaying`](crate::Adam::decaying).
+    #[must_use]
+    pub fn decaying(mut self, decays: impl Fn(&str) -> bool) -> Self {
+        self.decays = self.slots.iter().map(|slot| decays(&slot.name)).collect();
+        self
     }
 
     /// Current hyperparameters.
@@ -144,13 +154,15 @@ impl Sgd {
         // `set_learning_rate` cannot return an error, so its value is checked here.
         self.config.validate()?;
         check_scale(NAME, scale)?;
-        for slot in &mut self.slots {
+        let without_decay = SgdConfig { weight_decay: 0., ..self.config.clone() };
+        for (slot, decays) in self.slots.iter_mut().zip(&self.decays) {
             if let Some(grad) = grads.get(&slot.var) {
                 slot.check(NAME, grad)?;
+                let config = if *decays { &self.config } else { &without_decay };
                 if slot.steps_in_place() {
-                    host::step(&slot.var, &mut slot.low, grad, &mut slot.state, &self.config, scale)?;
+                    host::step(&slot.var, &mut slot.low, grad, &mut slot.state, config, scale)?;
                 } else {
-                    fallback::step(&slot.var, &mut slot.low, grad, &mut slot.state, &self.config, scale)?;
+                    fallback::step(&slot.var, &mut slot.low, grad, &mut slot.state, config, scale)?;
                 }
             }
         }

@@ -14,7 +14,7 @@ use crate::options::{
 use candle_core::DType;
 use clap::{Args, ValueEnum};
 use girandole::Layout;
-use girandole::trainer::{CheckpointPlan, Decay, LearningRate, TrainConfig};
+use girandole::trainer::{CheckpointPlan, Decay, LearningRate, OptimizerConfig, TrainConfig};
 use models::tokens::{DataFile, NamedTemplate, Packing, TooLong};
 use pipeline::ScheduleKind;
 use plan::command::{ParametersDtype, recompute, schedule};
@@ -443,13 +443,13 @@ impl TrainOptions {
             batch_size: self.batch_size,
             learning_rate: self.lr,
             schedule: LearningRate { warmup: self.warmup, decay, lowest: self.lowest_lr },
-            adam: AdamConfig {
+            optimizer: OptimizerConfig::AdamW(AdamConfig {
                 beta1,
                 beta2,
                 eps: self.eps,
                 weight_decay: self.weight_decay,
                 ..AdamConfig::adamw()
-            },
+            }),
             clip: (self.clip > 0.0).then_some(self.clip),
             shuffle: !self.no_shuffle,
             seed: self.seed,

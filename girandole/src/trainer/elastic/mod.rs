@@ -12,6 +12,7 @@ use training::build::Model;
 use self::progress::{Holders, Progress, RanksProgress, state_lost, staying};
 use super::checkpoints::Complete;
 use super::consistency::check_equal_on_all_ranks;
+use super::optimizer::RunOptimizer;
 use super::{Observer, ObserverState, Regrouping, Trainer};
 use crate::agreement::all_agree;
 use crate::{Error, Layout, Result};
@@ -228,6 +229,7 @@ impl<M: Model> Trainer<'_, M> {
         observer: &mut dyn Observer<M>,
     ) -> Result<Outcome> {
         self.checkpoints.abandon();
+        self.optimizer.forget_group();
         let (world, is_built) = (&self.job.world.clone(), known.is_some());
         let ranks = match known {
             Some(ranks) => ranks,
@@ -305,8 +307,8 @@ impl<M: Model> Trainer<'_, M> {
         if rebuilds || holders.is_holder.contains(&false) {
             let held = is_holder.then(|| self.model.snapshot_as_first_copy(&self.optimizer)).transpose();
             let held = all_agree(&*world, held)?;
-            let mut optimizer =
-                rebuilt.as_ref().map(|model| Self::optimizer(model, &self.config)).transpose()?;
+            let of = |model| RunOptimizer::new(model, &self.config.optimizer);
+            let mut optimizer = rebuilt.as_ref().map(of).transpose()?;
             let receiver = Receiver {
                 pieces: rebuilt.as_ref().unwrap_or(self.model).pieces()?,
                 optimizer: optimizer.as_mut().unwrap_or(&mut self.optimizer),
@@ -353,7 +355,7 @@ impl<M: Model> Trainer<'_, M> {
         ranks.check_state(lost)?;
         if !is_built {
             let model = self.model.rebuilt(self.job.world.clone(), layout)?;
-            self.optimizer = Self::optimizer(&model, &self.config)?;
+            self.optimizer = RunOptimizer::new(&model, &self.config.optimizer)?;
             *self.model = model;
         }
         self.job.set_unloaded();
