@@ -274,7 +274,7 @@ fn it_is_evaluated_on_the_rows_that_there_are() {
         for size in [2, ROWS] {
             let found = of(layout, size);
             let gap = (found.loss - expected.loss).abs();
-            assert!(gap < 1e-10 && found.targets == 5, "{layout}, {size}: {found:?}, {expected:?}");
+            assert!(gap < 1e-10 && found.targets == 5 * LEN, "{layout}, {size}: {found:?}, {expected:?}");
         }
     }
 }

@@ -59,8 +59,8 @@ pub trait Model: Units {
         self.units().into_iter().try_fold(input.clone(), |x, unit| unit.forward(&x))
     }
 
-    /// Number of targets that the mean is taken over, so that batches with different numbers of them can be combined.
-    /// By default the rows.
+    /// Number of targets that the mean is taken over, so that batches with different numbers of them, and parts of rows, can be
+    /// combined. By default the elements of the targets.
     ///
     /// # Errors
     /// Targets of another shape or dtype.
@@ -68,7 +68,7 @@ pub trait Model: Units {
     where
         Self: Sized,
     {
-        Ok(targets.dims().first().copied().unwrap_or(1))
+        Ok(targets.elem_count())
     }
 
     /// Pairs of tied parameters, which are one but used in two units
