@@ -314,10 +314,10 @@ def compare(girandole, seed, lora, packed, folder):
     mesh = [f"{axis}=2" for axis in axes]
     mesh += [f"cp={of_rows.choice([2] if len(axes) == 2 else [2, 3, 4])}"] if of_rows.random() < 0.4 else []
     has_experts = any(type(module).__name__.endswith("TopKRouter") for module in model.modules())
-    if has_experts and not {"pp", "shard"} & set(axes) and len(mesh) < 3 and of_rows.random() < 0.6:
+    if has_experts and len(mesh) < 3 and of_rows.random() < 0.6:
         # A step has rows for each rank.
         ranks = of_rows.choice([2, 4])
-        mesh += [f"ep={ranks}"] if rows % (ranks * parts * (2 if "dp" in axes else 1)) == 0 else []
+        mesh += [f"ep={ranks}"] if rows % (ranks * parts * 2 ** len({"dp", "shard"} & set(axes))) == 0 else []
     options |= {"mesh": ",".join(mesh)} if mesh else {}
     options |= {name: value for name, value in [("packing", packing), ("too-long", too_long)] if value}
     options |= {"adapters": begun} if lora else {}

@@ -30,13 +30,14 @@ pub(crate) struct BuiltUnit {
     /// Dtype that the unit computes in.
     pub(crate) dtype: DType,
     pub(crate) keep: bool,
-    /// Hash of all initial values, including those that other ranks keep; with a range source, of the first few elements of
-    /// each parameter.
-    pub(crate) digest: Digest,
+    /// By group of replicas: hash of all initial values, including those that other ranks keep; with a range source, of the
+    /// first few elements of each parameter.
+    pub(crate) digests: Vec<Digest>,
     /// Whether initial values were read by range, only as far as this rank keeps them.
     pub(crate) is_read: bool,
-    /// Hash of the values that this rank keeps of parameters read by range. `None` where no other rank keeps the same shard.
-    pub(crate) kept_digest: Option<Digest>,
+    /// By group: hash of the values that this rank keeps of parameters read by range. `None` where no other rank keeps the same
+    /// shard.
+    pub(crate) kept_digests: Option<Vec<Digest>>,
 }
 
 /// A sharded parameter.

@@ -1,7 +1,8 @@
 //! Layout of a unit's flat buffer: where each parameter lies, and which part each rank keeps.
 //!
 //! Pure arithmetic, the same on every rank. The flat buffer is divided into *parts*: one for each large parameter, and one
-//! for all small parameters together. Every part is padded to a multiple of the number of ranks, so that each rank keeps an
+//! for all small parameters together. Where parameters have different groups of replicas, such as experts and others, small
+//! ones are together with those of their group, and the parts of a group follow one another. Every part is padded to a multiple of the number of ranks, so that each rank keeps an
 //! equal *piece* of it. A rank's shard is the concatenation of its pieces. The range of each parameter within the shard is a
 //! variable.
 
@@ -19,6 +20,8 @@ pub(crate) struct FlatLayout {
 /// A contiguous range of the buffer that is communicated in one operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Part {
+    /// Place of the group of ranks that have replicas of its parameters.
+    pub(crate) group: usize,
     /// Parameters in it, with their offsets.
     pub(crate) slots: Vec<Slot>,
     /// Elements, without padding.
@@ -41,24 +44,27 @@ pub(crate) struct Slot {
 }
 
 impl FlatLayout {
-    /// Computes the layout for parameters of these lengths on `ranks` ranks; those of fewer than `pack` elements share one
-    /// part.
-    pub(crate) fn new(lens: &[usize], pack: usize, ranks: usize) -> Self {
+    /// Computes the layout for parameters on `ranks` ranks: `params` are their lengths, each with the place of its group of
+    /// replicas. Those of a group with fewer than `pack` elements share one part.
+    pub(crate) fn new(params: &[(usize, usize)], pack: usize, ranks: usize) -> Self {
         let mut layout = Self { parts: Vec::new(), shard_len: 0, ranks };
-        let mut small = Vec::new();
-        for (param, &len) in lens.iter().enumerate() {
-            match len < pack || len == 0 {
-                true => small.push((param, len)),
-                false => layout.add(&[(param, len)], false),
+        let groups = params.iter().map(|(_, group)| group + 1).max().unwrap_or(0);
+        for group in 0..groups {
+            let mut small = Vec::new();
+            for (param, &(len, _)) in params.iter().enumerate().filter(|(_, (_, of))| *of == group) {
+                match len < pack || len == 0 {
+                    true => small.push((param, len)),
+                    false => layout.add(&[(param, len)], group, false),
+                }
             }
-        }
-        if !small.is_empty() {
-            layout.add(&small, true);
+            if !small.is_empty() {
+                layout.add(&small, group, true);
+            }
         }
         layout
     }
 
-    fn add(&mut self, params: &[(usize, usize)], is_packed: bool) {
+    fn add(&mut self, params: &[(usize, usize)], group: usize, is_packed: bool) {
         let mut slots = Vec::with_capacity(params.len());
         let mut start = 0;
         for &(param, len) in params {
@@ -66,13 +72,20 @@ impl FlatLayout {
             start += len;
         }
         let piece = piece(start, self.ranks);
-        self.parts.push(Part { slots, len: start, piece, offset: self.shard_len, is_packed });
+        self.parts.push(Part { group, slots, len: start, piece, offset: self.shard_len, is_packed });
         self.shard_len += piece;
     }
 
     /// Elements of all ranks' shards together, padding included.
     pub(crate) fn padded_len(&self) -> usize {
         self.shard_len * self.ranks
+    }
+
+    /// The range of a rank's shard that has the parameters of a group.
+    pub(crate) fn of_group(&self, group: usize) -> Range<usize> {
+        let own = || self.parts.iter().filter(|part| part.group == group);
+        let start = own().map(|part| part.offset).next().unwrap_or(0);
+        start..own().map(|part| part.offset + part.piece).last().unwrap_or(start)
     }
 
     /// Returns the part and slot of a parameter; `None` if there is no such parameter.
@@ -129,7 +142,7 @@ mod tests {
 
     #[test]
     fn large_parameters_are_parts_of_their_own() {
-        let layout = FlatLayout::new(&[100, 3, 50, 4], 10, 3);
+        let layout = FlatLayout::new(&[100, 3, 50, 4].map(|len| (len, 0)), 10, 3);
         let places: Vec<_> = layout.parts.iter().map(|part| (part.len, part.piece, part.offset)).collect();
         assert_eq!(places, [(100, 34, 0), (50, 17, 34), (7, 3, 51)]);
         assert_eq!((layout.shard_len, layout.padded_len()), (54, 162));
@@ -139,7 +152,7 @@ mod tests {
 
     #[test]
     fn more_ranks_than_elements_leave_some_with_padding_only() {
-        let layout = FlatLayout::new(&[2, 0], 10, 4);
+        let layout = FlatLayout::new(&[(2, 0), (0, 0)], 10, 4);
         assert_eq!(layout.shard_len, 1);
         assert_eq!(layout.parts[0].counts(4), Some(vec![1, 1, 0, 0]));
     }
@@ -147,11 +160,12 @@ mod tests {
     proptest! {
         #[test]
         fn every_element_is_kept_once_and_padding_is_little(
-            lens in proptest::collection::vec(0usize..200, 1..8),
+            params in proptest::collection::vec((0usize..200, 0usize..3), 1..8),
             pack in 0usize..100,
             ranks in 1usize..9,
         ) {
-            let layout = FlatLayout::new(&lens, pack, ranks);
+            let layout = FlatLayout::new(&params, pack, ranks);
+            let (lens, groups): (Vec<usize>, Vec<usize>) = params.into_iter().unzip();
             let mut seen = vec![false; lens.len()];
             for part in &layout.parts {
                 let kept: Vec<usize> = (0..ranks).flat_map(|rank| part.range(rank)).collect();
@@ -159,8 +173,13 @@ mod tests {
                 for slot in &part.slots {
                     prop_assert!(!std::mem::replace(&mut seen[slot.param], true));
                     prop_assert_eq!(slot.len, lens[slot.param]);
+                    prop_assert_eq!(groups[slot.param], part.group);
+                    let own = layout.of_group(part.group);
+                    prop_assert!(own.start <= part.offset && part.offset + part.piece <= own.end);
                 }
             }
+            let of_groups: Vec<usize> = (0..3).flat_map(|group| layout.of_group(group)).collect();
+            prop_assert_eq!(of_groups, (0..layout.shard_len).collect::<Vec<_>>());
             prop_assert!(seen.into_iter().all(|seen| seen));
             for (param, &len) in lens.iter().enumerate() {
                 let (part, slot) = layout.find(param).expect("it has a place");

@@ -8,6 +8,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder};
 use comm::internal::{Digest, line_difference};
 use comm::{Communicator, Mesh, Stats};
+use strategy::ReplicaGroups;
 use training::AuditConfig;
 
 use crate::builder::UnitBuilder;
@@ -16,7 +17,7 @@ use crate::core::Core;
 use crate::groups::Groups;
 use crate::sharding::Plan;
 use crate::storage::is_trainable;
-use crate::{Error, FsdpConfig, Memory, Result, lock};
+use crate::{Error, FsdpConfig, Memory, Result, ShardingStrategy, lock};
 
 /// A model of which every rank keeps a shard.
 ///
@@ -84,6 +85,26 @@ impl<M> Fsdp<M> {
         Self::build(Groups::hybrid(mesh, shard, dp, config.strategy)?, vb, config, build)
     }
 
+    /// Shards over the ranks of `shard`, with other ranks that hold the same shards, and with parameters that only some of all
+    /// ranks have, such as experts. `owners` are all ranks that have a part of a parameter, and `copies` those of them that have
+    /// the same shard of it. [`Fsdp::pieces`](strategy::DistributedModel::pieces), and so the norm and checkpoints, are those of
+    /// this rank's parameters alone: who divides parameters over ranks knows what each has.
+    ///
+    /// # Errors
+    /// [`crate::ShardingStrategy::NoShard`]; those of [`Fsdp::new`].
+    pub fn with_replicas<'a>(
+        shard: Arc<dyn Communicator>,
+        (owners, copies): (ReplicaGroups, ReplicaGroups),
+        vb: VarBuilder<'a>,
+        config: &FsdpConfig,
+        build: impl FnOnce(UnitBuilder<'a>) -> candle_core::Result<M>,
+    ) -> Result<Self> {
+        if config.strategy == ShardingStrategy::NoShard {
+            return Err(Error::NothingSharded { axis: "shard".into() });
+        }
+        Self::build(Groups::new(Some(shard), owners, Some(copies)), vb, config, build)
+    }
+
     fn build<'a>(
         groups: Groups,
         vb: VarBuilder<'a>,
@@ -96,6 +117,7 @@ impl<M> Fsdp<M> {
             shards: groups.shards(),
             shard_rank: groups.shard_rank(),
             has_copies: groups.dp.is_some(),
+            owners: groups.owners.clone(),
             link: Arc::new(OnceLock::new()),
             anchor: Var::zeros(1, DType::F32, vb.device())?,
             model: Mutex::default(),
@@ -104,20 +126,14 @@ impl<M> Fsdp<M> {
         let parts = std::mem::take(&mut *lock(&plan.model));
         let built = built.map_err(Error::during("building the model"));
         // Reading may fail on one rank alone.
-        let peer_failed = |rank, reason| Error::PeerFailed { rank, reason };
-        let model = strategy::all_agree_with([&*groups.world as &dyn Communicator], built, peer_failed)?;
-        let described = describe(&parts, config);
-        let described =
-            strategy::all_agree_with([&*groups.world as &dyn Communicator], described, peer_failed)?;
-        let mut difference = line_difference(&*groups.world, 0, &described)?;
-        let kept = describe_kept(&parts);
-        if difference.is_none() && !kept.is_empty() {
-            // Compared among the ranks that keep the same shard.
-            difference = line_difference(&*groups.world, groups.shard_rank(), &kept)?;
-        }
-        if let Some(difference) = difference {
-            return Err(Error::ModelMismatch(difference));
-        }
+        let all = [&**groups.world() as &dyn Communicator];
+        let model = strategy::all_agree_with(all, built, peer_failed)?;
+        let of_place = |place| describe(&parts, config, &groups.owners, place);
+        let described: Result<Vec<_>> = (0..groups.owners.groups().count()).map(of_place).collect();
+        check_equal(&groups.owners, 0, &strategy::all_agree_with(all, described, peer_failed)?)?;
+        // Compared among the ranks that keep the same shard.
+        let kept = (0..groups.owners.groups().count()).map(|place| describe_kept(&parts, place));
+        check_equal(&groups.owners, groups.shard_rank(), &kept.collect::<Vec<_>>())?;
         let core = Arc::new(Core::new(groups, config.clone(), parts));
         // The link was created above, so it is not set yet.
         let _ = plan.link.set(Arc::downgrade(&core));
@@ -247,7 +263,7 @@ impl<M> Fsdp<M> {
 
 impl<M> fmt::Debug for Fsdp<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Fsdp({} units on {:?})", self.core.units.len(), self.core.groups.world)
+        write!(f, "Fsdp({} units on {:?})", self.core.units.len(), self.core.groups.world())
     }
 }
 
@@ -267,8 +283,26 @@ fn check_dtypes(config: &FsdpConfig) -> Result<()> {
     Ok(())
 }
 
-/// Describes what must be equal on all ranks, one line per item.
-fn describe(model: &Model, config: &FsdpConfig) -> Result<Vec<String>> {
+/// Checks that the lines of each group are equal on its ranks of the same number. Every rank must call it.
+fn check_equal(owners: &ReplicaGroups, number: usize, lines: &[Vec<String>]) -> Result<()> {
+    let mut difference = None;
+    for (comm, lines) in owners.groups().zip(lines).filter(|(_, lines)| !lines.is_empty()) {
+        let found = line_difference(&**comm, number, lines)?;
+        difference = difference.or(found);
+    }
+    let checked = difference.map_or(Ok(()), |difference| Err(Error::ModelMismatch(difference)));
+    match lines.len() {
+        1 => checked,
+        _ => strategy::all_agree_with([&**owners.all() as &dyn Communicator], checked, peer_failed),
+    }
+}
+
+fn peer_failed(rank: usize, reason: String) -> Error {
+    Error::PeerFailed { rank, reason }
+}
+
+/// Describes what must be equal on all ranks of the group at a place, one line per item.
+fn describe(model: &Model, config: &FsdpConfig, owners: &ReplicaGroups, place: usize) -> Result<Vec<String>> {
     let FsdpConfig { strategy, mixed_precision, pack_elements, buffer_dtype, audit, .. } = config;
     let mut lines = vec![format!(
         "{strategy:?}, {mixed_precision:?}, buffers in {buffer_dtype:?}, small: below {pack_elements} elements"
@@ -277,15 +311,15 @@ fn describe(model: &Model, config: &FsdpConfig) -> Result<Vec<String>> {
         lines.push(format!("missing gradients: {audit:?}"));
     }
     for unit in &model.units {
-        let BuiltUnit { name, params, keep, digest, .. } = unit;
+        let BuiltUnit { name, params, keep, digests, .. } = unit;
         lines.push(format!("unit {name} of {:?}, kept after forward: {keep}", unit.shard_dtype()));
-        for param in params {
+        for param in params.iter().filter(|param| owners.place_of(&param.name) == place) {
             lines.push(format!("parameter {} {:?}", param.name, param.tensor.dims()));
         }
         let values = if unit.is_read { "that read first values" } else { "with values" };
-        lines.push(format!("unit {name} {values} of hash {:016x}", digest.value()));
+        lines.push(format!("unit {name} {values} of hash {:016x}", digests[place].value()));
     }
-    for (name, var) in &model.buffers {
+    for (name, var) in model.buffers.iter().filter(|_| place == 0) {
         // On the host: not every device has f64.
         let on_host = var.as_detached_tensor().to_device(&Device::Cpu);
         let floats = on_host.and_then(|buffer| buffer.to_dtype(DType::F64));
@@ -297,10 +331,10 @@ fn describe(model: &Model, config: &FsdpConfig) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// Describes what must be equal on all ranks that keep the same shard.
-fn describe_kept(model: &Model) -> Vec<String> {
+/// Describes what must be equal on all ranks of the group at a place that keep the same shard.
+fn describe_kept(model: &Model, place: usize) -> Vec<String> {
     let units = model.units.iter().filter(|unit| unit.is_read);
-    let units = units.filter_map(|unit| Some((&unit.name, unit.kept_digest?)));
+    let units = units.filter_map(|unit| Some((&unit.name, unit.kept_digests.as_ref()?[place])));
     units
         .map(|(name, digest)| format!("unit {name} that read values of hash {:016x}", digest.value()))
         .collect()

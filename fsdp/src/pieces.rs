@@ -16,7 +16,7 @@ impl<M> DistributedModel for Fsdp<M> {
     }
 
     fn groups(&self) -> Vec<&dyn Communicator> {
-        vec![&*self.core().groups.world]
+        vec![&**self.core().groups.world()]
     }
 
     fn partition_groups(&self) -> Vec<&dyn Communicator> {
@@ -24,7 +24,7 @@ impl<M> DistributedModel for Fsdp<M> {
     }
 
     fn is_first_copy(&self) -> bool {
-        self.core().groups.dp.as_ref().is_none_or(|copies| copies.rank() == 0)
+        self.core().groups.dp.as_ref().is_none_or(|copies| copies.all().rank() == 0)
     }
 
     fn pieces(&self) -> Result<Vec<Piece>> {

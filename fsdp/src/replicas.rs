@@ -20,9 +20,15 @@ impl<M> Fsdp<M> {
     pub fn check_parameters(&self) -> Result<()> {
         let core = self.core();
         core.between_passes(|| {
-            let tensors = core.params().map(|param| (&*param.name, param.shard.as_tensor())).collect();
-            let replicas = Replicas { among: core.groups.dp.as_deref(), tensors };
-            Ok(check_replicas(&[&*core.groups.world], &[replicas])?)
+            let mut held = Vec::new();
+            if let Some(copies) = &core.groups.dp {
+                held.extend(copies.groups().enumerate().map(|(place, among)| {
+                    let own = core.params().filter(|param| copies.place_of(&param.name) == place);
+                    let tensors = own.map(|param| (&*param.name, param.shard.as_tensor())).collect();
+                    Replicas { among: Some(&**among), tensors }
+                }));
+            }
+            Ok(check_replicas(&[&**core.groups.world()], &held)?)
         })
     }
 }

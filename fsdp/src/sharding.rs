@@ -8,6 +8,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor, Var, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use comm::internal::Digest;
+use strategy::ReplicaGroups;
 use training::build::RangeReader;
 use training::internal::is_buffer;
 
@@ -28,6 +29,8 @@ pub(crate) struct Plan {
     pub(crate) shard_rank: usize,
     /// Whether other ranks keep the same shard.
     pub(crate) has_copies: bool,
+    /// The ranks that have a part of a parameter.
+    pub(crate) owners: ReplicaGroups,
     pub(crate) link: CoreRef,
     /// One-element variable from which every parameter's tensor is computed in the autograd graph.
     pub(crate) anchor: Var,
@@ -41,7 +44,8 @@ pub(crate) struct UnitRequests {
     params: Vec<(String, Tensor)>,
     values: Vec<Value>,
     names: HashMap<String, usize>,
-    digest: Digest,
+    /// By group of replicas.
+    digests: Vec<Digest>,
     closed: bool,
 }
 
@@ -70,6 +74,14 @@ impl UnitRequests {
         self.names.get(name).map(|&param| self.params[param].1.clone())
     }
 
+    /// The hash of the values of a group.
+    fn digest(&mut self, place: usize) -> &mut Digest {
+        if self.digests.len() <= place {
+            self.digests.resize(place + 1, Digest::new());
+        }
+        &mut self.digests[place]
+    }
+
     fn add(&mut self, name: &str, tensor: Tensor, value: Value) {
         self.names.insert(name.into(), self.params.len());
         self.params.push((name.into(), tensor));
@@ -77,21 +89,25 @@ impl UnitRequests {
     }
 
     pub(crate) fn finish(
-        self,
+        mut self,
         plan: &Plan,
         unit: &str,
         (dtype, computed): (DType, DType),
         config: &UnitConfig,
     ) -> Result<BuiltUnit> {
-        let lens: Vec<usize> = self.params.iter().map(|(_, tensor)| tensor.elem_count()).collect();
-        if lens.iter().sum::<usize>() == 0 {
+        let placed =
+            self.params.iter().map(|(name, tensor)| (tensor.elem_count(), plan.owners.place_of(name)));
+        let placed: Vec<(usize, usize)> = placed.collect();
+        if placed.iter().all(|(len, _)| *len == 0) {
             return Err(Error::EmptyUnit { unit: unit.into() }.into());
         }
-        let layout = FlatLayout::new(&lens, plan.config.pack_elements, plan.shards);
+        let layout = FlatLayout::new(&placed, plan.config.pack_elements, plan.shards);
         let (rank, device) = (plan.shard_rank, plan.anchor.device());
-        let (mut digest, mut is_read) = (self.digest, false);
-        let mut kept_digest = plan.has_copies.then(Digest::new);
-        let mut params = Vec::with_capacity(lens.len());
+        let groups = plan.owners.groups().count();
+        self.digest(groups - 1);
+        let (mut digests, mut is_read) = (self.digests, false);
+        let mut kept_digests = plan.has_copies.then(|| vec![Digest::new(); groups]);
+        let mut params = Vec::with_capacity(placed.len());
         // Each value is freed as soon as it has been copied into its variable.
         for (param, ((name, tensor), value)) in self.params.into_iter().zip(self.values).enumerate() {
             let Some((part, slot)) = layout.find(param) else { continue };
@@ -106,9 +122,11 @@ impl UnitRequests {
                 Value::ToRead(source, shape, init) => {
                     let of_tensor = (&*name, tensor.elem_count(), dtype);
                     let read = read(&*source, of_tensor, (&shape, init), kept)?;
-                    digest = digest.floats(&read.first).map_err(comm::carry)?.text(&name);
-                    if let Some(kept) = &mut kept_digest {
-                        *kept = kept.floats(&read.kept).map_err(comm::carry)?.text(&name);
+                    let digest = &mut digests[part.group];
+                    *digest = digest.floats(&read.first).map_err(comm::carry)?.text(&name);
+                    if let Some(kept) = &mut kept_digests {
+                        let digest = &mut kept[part.group];
+                        *digest = digest.floats(&read.kept).map_err(comm::carry)?.text(&name);
                     }
                     is_read = true;
                     read.kept.to_device(device)?
@@ -127,9 +145,9 @@ impl UnitRequests {
             rank,
             dtype: computed,
             keep: config.keep_after_forward.unwrap_or(kept),
-            digest,
+            digests,
             is_read,
-            kept_digest,
+            kept_digests,
         })
     }
 }
@@ -237,7 +255,8 @@ impl<'a> Sharding<'a> {
         let mut asked = lock(&self.asked);
         let tensor = self.tensor(&asked, value.shape())?;
         let flat = value.detach().contiguous()?.flatten_all()?;
-        asked.digest = asked.digest.floats(&flat).map_err(comm::carry)?.text(name);
+        let digest = asked.digest(self.plan.owners.place_of(name));
+        *digest = digest.floats(&flat).map_err(comm::carry)?.text(name);
         let len = flat.elem_count();
         let whole = len < self.plan.config.pack_elements || len == 0;
         let range = match whole {

@@ -1,12 +1,10 @@
 //! Data-parallel gradient averaging over ranks with the same stages, overlapped with the rest of backward.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Arc;
 
 use candle_core::{Tensor, TensorId, Var};
-use comm::Communicator;
 use ops::DeferredGrads;
-use strategy::BucketAverage;
+use strategy::{BucketAverage, ReplicaGroups};
 use training::internal::GradSums;
 
 use crate::failure_reports::FailureReports;
@@ -16,11 +14,13 @@ use crate::{Action, ActionKind, Error, Result};
 /// The averaging of one step.
 pub(crate) struct Average<'a> {
     /// `None` if there are no replicas.
-    buckets: Option<BucketAverage>,
+    replicas: Option<&'a ReplicaGroups>,
+    /// By place of a group of replicas.
+    buckets: Vec<BucketAverage>,
     failures: &'a FailureReports,
     last: &'a [usize],
     begun: HashSet<TensorId>,
-    /// Per stage: the variables that are sent, and flags for whether this replica has a gradient of each; after the
+    /// Per stage and group: the variables that are sent, and flags for whether this replica has a gradient of each; after the
     /// all-reduce, whether any replica has one.
     present: Vec<(Vec<Var>, Tensor)>,
 }
@@ -38,18 +38,19 @@ pub(crate) fn completion_positions(actions: &[Action]) -> Vec<usize> {
 
 impl<'a> Average<'a> {
     pub(crate) fn new(
-        comm: Option<&Arc<dyn Communicator>>,
+        replicas: Option<&'a ReplicaGroups>,
         failures: &'a FailureReports,
         last: &'a [usize],
         bucket_bytes: usize,
     ) -> Self {
-        let buckets = comm.map(|comm| BucketAverage::new(comm.clone(), bucket_bytes));
-        Self { buckets, failures, last, begun: HashSet::new(), present: Vec::new() }
+        let groups = replicas.into_iter().flat_map(ReplicaGroups::groups);
+        let buckets = groups.map(|comm| BucketAverage::new(comm.clone(), bucket_bytes)).collect();
+        Self { replicas, buckets, failures, last, begun: HashSet::new(), present: Vec::new() }
     }
 
     /// Returns true if the action at this position is the last one for its stage, and gradients are averaged.
     pub(crate) fn completes(&self, index: usize) -> bool {
-        self.buckets.is_some() && self.last.contains(&index)
+        self.replicas.is_some() && self.last.contains(&index)
     }
 
     /// Computes the last gradients of a stage. Each is sent once it is complete, in the same order on all replicas, which
@@ -63,16 +64,16 @@ impl<'a> Average<'a> {
         let mut missing: HashMap<TensorId, usize> = HashMap::new();
         deferred.weights().for_each(|id| *missing.entry(id).or_default() += 1);
         // Backward computes the gradients of the last modules first.
-        let vars = stage.by_module.iter().rev().cloned();
-        let vars: Vec<Var> =
-            vars.filter(|var| var.dtype().is_float() && self.begun.insert(var.id())).collect();
+        let vars = stage.by_module.iter().rev().map(|(name, var)| (self.place_of(name), var.clone()));
+        let mut vars: Vec<(usize, Var)> = vars.collect();
+        vars.retain(|(_, var)| var.dtype().is_float() && self.begun.insert(var.id()));
         let (mut next, mut flags) = (0, Vec::with_capacity(vars.len()));
         let mut send = |average: &mut Self, missing: &HashMap<TensorId, usize>, gradients: &mut GradSums| {
-            while let Some(var) =
-                vars.get(next).filter(|var| missing.get(&var.id()).is_none_or(|left| *left == 0))
+            while let Some((place, var)) =
+                vars.get(next).filter(|(_, var)| missing.get(&var.id()).is_none_or(|left| *left == 0))
             {
                 flags.push(gradients.of(var).is_some());
-                average.add(var, gradients)?;
+                average.add(*place, var, gradients)?;
                 next += 1;
             }
             Ok(())
@@ -89,30 +90,42 @@ impl<'a> Average<'a> {
             Ok(())
         });
         computed.map_err(Error::during("the gradients of weights"))?;
-        let ended = failed.map_or(Ok(()), Err).and_then(|()| self.exchange_presence(vars, &flags));
+        let ended = failed.map_or(Ok(()), Err).and_then(|()| self.exchange_presence(&vars, &flags));
         ended.map_err(|error| self.failures.cause(error))
     }
 
-    /// Starts to average the sum of a variable's gradients.
-    fn add(&mut self, var: &Var, gradients: &mut GradSums) -> comm::Result<()> {
+    /// The place of the group of ranks that have replicas of a variable.
+    fn place_of(&self, name: &str) -> usize {
+        self.replicas.map_or(0, |replicas| replicas.place_of(name))
+    }
+
+    /// Starts to average the sum of a variable's gradients over the group at a place.
+    fn add(&mut self, place: usize, var: &Var, gradients: &mut GradSums) -> comm::Result<()> {
         if gradients.of(var).is_none() {
             gradients.set(var, GradSums::zeros(var)?);
         }
-        let (Some(buckets), Some(sum)) = (&mut self.buckets, gradients.of(var)) else { return Ok(()) };
+        let (Some(buckets), Some(sum)) = (self.buckets.get_mut(place), gradients.of(var)) else {
+            return Ok(());
+        };
         buckets.add(sum)
     }
 
     /// Sends the last gradients, and determines which variables have a gradient on any replica.
-    fn exchange_presence(&mut self, vars: Vec<Var>, flags: &[bool]) -> comm::Result<()> {
-        let (Some(buckets), Some(first)) = (&mut self.buckets, vars.first()) else { return Ok(()) };
-        let flags = buckets.any(flags, first.device())?;
-        self.present.push((vars, flags));
+    fn exchange_presence(&mut self, vars: &[(usize, Var)], flags: &[bool]) -> comm::Result<()> {
+        for (place, buckets) in self.buckets.iter_mut().enumerate() {
+            let own = vars.iter().zip(flags).filter(|((of, _), _)| *of == place);
+            let (own, flags): (Vec<Var>, Vec<bool>) =
+                own.map(|((_, var), flag)| (var.clone(), *flag)).unzip();
+            let Some(first) = own.first() else { continue };
+            let flags = buckets.any(&flags, first.device())?;
+            self.present.push((own, flags));
+        }
         Ok(())
     }
 
     /// Waits for all averages; removes the gradients of variables of which no replica has one.
     pub(crate) fn wait(&mut self, gradients: &mut GradSums) -> Result<()> {
-        let waited = self.buckets.as_mut().map_or(Ok(()), BucketAverage::wait);
+        let waited = self.buckets.iter_mut().try_for_each(BucketAverage::wait);
         waited.map_err(|error| self.failures.cause(error))?;
         for (vars, flags) in std::mem::take(&mut self.present) {
             let flags = flags.to_vec1::<u8>().map_err(Error::during("the gradients"))?;

@@ -27,10 +27,17 @@ impl Pipeline {
             kept.map(|(name, var)| (&**name, var.as_tensor())).collect()
         };
         let groups = self.groups();
-        let mut held = vec![
-            Replicas { among: groups.dp.as_deref(), tensors: all(&|_| true) },
-            Replicas { among: groups.tp.as_deref(), tensors: all(&|var| !divided.contains_key(&var.id())) },
-        ];
+        let mut held = vec![Replicas {
+            among: groups.tp.as_deref(),
+            tensors: all(&|var| !divided.contains_key(&var.id())),
+        }];
+        if let Some(replicas) = &groups.dp {
+            held.extend(replicas.groups().enumerate().map(|(place, among)| {
+                let own = vars.iter().filter(|(name, _)| replicas.place_of(name) == place);
+                let tensors = own.map(|(name, var)| (&**name, var.as_tensor())).collect();
+                Replicas { among: Some(&**among), tensors }
+            }));
+        }
         for (tied, among) in self.ties().iter().map(|tie| tie.local_and_group()) {
             let tensors = all(&|var| tied.first().is_some_and(|tied| tied.id() == var.id()));
             held.push(Replicas { among, tensors });

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use comm::Communicator;
+use strategy::ReplicaGroups;
 use training::AuditConfig;
 
 use crate::{ScheduleKind, Split};
@@ -31,8 +32,10 @@ pub struct PipelineConfig {
     /// Where the model is split. Default: so that the largest number of parameters in a stage is minimal.
     pub split: Split,
     /// The ranks that have the same stages as this one and different data. Gradients are averaged over them once per step,
-    /// each as soon as it is complete, while the last micro-batch's other gradients are computed. Default: `None`.
-    pub dp: Option<Arc<dyn Communicator>>,
+    /// each as soon as it is complete, while the last micro-batch's other gradients are computed. Where only some of these ranks
+    /// have a parameter, such as that of an expert, checkpoints, files and the norm of the [`Pipeline`](crate::Pipeline) itself
+    /// are those of the first rank's parameters alone: who divides parameters over ranks knows what each has. Default: `None`.
+    pub dp: Option<ReplicaGroups>,
     /// Bytes of gradients that are averaged together. Default: 1 MiB.
     pub bucket_bytes: usize,
     /// The ranks that this rank's layers are divided over; they choose the same split. The layers do their own communication.

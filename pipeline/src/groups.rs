@@ -5,6 +5,7 @@ use std::sync::Arc;
 use comm::{Communicator, all_gather_object, broadcast_object};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use strategy::ReplicaGroups;
 
 use crate::{Error, PipelineConfig, Result};
 
@@ -12,7 +13,7 @@ use crate::{Error, PipelineConfig, Result};
 pub(crate) struct Groups {
     pub(crate) pp: Arc<dyn Communicator>,
     pub(crate) tp: Option<Arc<dyn Communicator>>,
-    pub(crate) dp: Option<Arc<dyn Communicator>>,
+    pub(crate) dp: Option<ReplicaGroups>,
 }
 
 impl Groups {
@@ -21,7 +22,12 @@ impl Groups {
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Communicator> {
-        [&self.tp, &self.dp].into_iter().flatten().chain([&self.pp]).map(Arc::as_ref)
+        [self.tp.as_ref(), self.copies()].into_iter().flatten().chain([&self.pp]).map(Arc::as_ref)
+    }
+
+    /// All ranks with the same stages.
+    pub(crate) fn copies(&self) -> Option<&Arc<dyn Communicator>> {
+        self.dp.as_ref().map(ReplicaGroups::all)
     }
 
     /// Returns true on exactly one of all ranks.

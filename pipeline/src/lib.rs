@@ -80,4 +80,4 @@ pub use modules::Modules;
 pub use pipeline::{Pipeline, StepOutput};
 pub use schedule::{Action, ActionKind, Durations, Plan, Schedule, ScheduleKind, Span, Table};
 pub use split::{Cost, Split};
-pub use strategy::DistributedModel;
+pub use strategy::{DistributedModel, ReplicaGroups};

@@ -9,6 +9,7 @@ use std::time::Instant;
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, ModuleT, VarBuilder};
+use training::build::counting;
 use training::internal::is_buffer;
 
 type Build = Box<dyn Fn(VarBuilder<'static>) -> Result<Box<dyn ModuleT + Send>>>;
@@ -85,7 +86,7 @@ impl Modules {
         self.list.is_empty()
     }
 
-    /// Returns the number of parameter elements of each module. Each module is built once with zeros, and dropped before the
+    /// Returns the number of parameter elements of each module, of all ranks that experts are divided over. Each module is built once with zeros, and dropped before the
     /// next.
     ///
     /// # Errors
@@ -132,7 +133,7 @@ impl Modules {
         let elements = Arc::new(AtomicUsize::new(0));
         let backend = Zeros { elements: elements.clone(), buffers: self.buffers.clone() };
         let builder = VarBuilder::from_backend(Box::new(backend), dtype, device.clone());
-        let module = self.build(index, &builder)?;
+        let module = counting(|| self.build(index, &builder))?;
         Ok((module, elements.load(Ordering::Relaxed)))
     }
 }

@@ -26,7 +26,7 @@ impl DistributedModel for Pipeline {
     }
 
     fn is_first_copy(&self) -> bool {
-        self.groups().dp.as_ref().is_none_or(|copies| copies.rank() == 0)
+        self.groups().copies().is_none_or(|copies| copies.rank() == 0)
     }
 
     fn pieces(&self) -> Result<Vec<Piece>> {

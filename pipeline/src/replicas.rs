@@ -1,27 +1,31 @@
 //! Data-parallel replicas: ranks with the same stages and different data.
 
-use std::sync::Arc;
-
 use candle_core::Var;
 use comm::{Communicator, Operation, all_gather_object};
+use strategy::ReplicaGroups;
 
-use crate::groups::Groups;
 use crate::links::Spec;
 use crate::{Error, Result};
-
-/// Creates a group of the ranks that have replicas of this rank's stages, which ends when its owner drops it; `None` if there
-/// are no others. Every rank must call it.
-pub(crate) fn group(groups: &Groups) -> Result<Option<Arc<dyn Communicator>>> {
-    let Some(dp) = groups.dp.as_ref().filter(|dp| dp.world_size() > 1) else { return Ok(None) };
-    Ok(Some(dp.subgroup(&(0..dp.world_size()).collect::<Vec<_>>())?))
-}
 
 /// Sets the variables of all replicas to the values of the first. Every rank must call it.
 ///
 /// # Errors
 /// Replicas whose variables differ in name, shape or dtype.
-pub(crate) fn broadcast_variables(copies: Option<&dyn Communicator>, vars: &[(String, Var)]) -> Result<()> {
-    let Some(copies) = copies.filter(|copies| copies.world_size() > 1) else { return Ok(()) };
+pub(crate) fn broadcast_variables(replicas: Option<&ReplicaGroups>, vars: &[(String, Var)]) -> Result<()> {
+    let Some(replicas) = replicas else { return Ok(()) };
+    let mut result = Ok(());
+    for (place, copies) in replicas.groups().enumerate() {
+        let own: Vec<_> = vars.iter().filter(|(name, _)| replicas.place_of(name) == place).collect();
+        // Whatever is found: other ranks of the next group wait for this one.
+        result = result.and(broadcast(&**copies, &own));
+    }
+    result
+}
+
+fn broadcast(copies: &dyn Communicator, vars: &[&(String, Var)]) -> Result<()> {
+    if copies.world_size() == 1 {
+        return Ok(());
+    }
     let own: Vec<String> = vars.iter().map(|(name, var)| format!("{name}: {}", Spec::of(var))).collect();
     let all = all_gather_object(copies, &own)?;
     for (copy, theirs) in all.iter().enumerate() {

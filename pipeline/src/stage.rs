@@ -16,7 +16,7 @@ pub(crate) struct Stage {
     /// Sorted by name.
     pub(crate) vars: Vec<(String, Var)>,
     /// The same variables, in the order of the modules.
-    pub(crate) by_module: Vec<Var>,
+    pub(crate) by_module: Vec<(String, Var)>,
 }
 
 impl Stage {
@@ -50,7 +50,7 @@ pub(crate) fn build(
             }
             if own[number] {
                 stage.modules.push(module);
-                stage.by_module.extend(vars.iter().map(|(_, var)| var.clone()));
+                stage.by_module.extend(vars.iter().cloned());
                 stage.vars.extend(vars);
             }
         }

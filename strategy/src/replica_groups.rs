@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use comm::Communicator;
+use comm::{Communicator, Result};
 
 /// The ranks over which the gradient of a parameter is averaged: those that hold the same elements of it. They are the same ranks
 /// for all parameters, except for those of experts that are divided over ranks.
@@ -31,6 +31,23 @@ impl ReplicaGroups {
         Self { fewer: Some((fewer, Arc::new(is_of))), ..self }
     }
 
+    /// Creates groups of the same ranks, which end when their owner drops them. Every rank must call it.
+    ///
+    /// # Errors
+    /// Failures of communication.
+    pub fn duplicate(&self) -> Result<Self> {
+        let duplicate = |comm: &Arc<dyn Communicator>| match comm.world_size() {
+            1 => Ok(comm.clone()),
+            ranks => comm.subgroup(&(0..ranks).collect::<Vec<_>>()),
+        };
+        let all = duplicate(&self.all)?;
+        let fewer = match &self.fewer {
+            Some((comm, is_of)) => Some((duplicate(comm)?, is_of.clone())),
+            None => None,
+        };
+        Ok(Self { all, fewer })
+    }
+
     /// The group of those parameters that all ranks have.
     pub fn all(&self) -> &Arc<dyn Communicator> {
         &self.all
@@ -39,6 +56,11 @@ impl ReplicaGroups {
     /// The groups: that of all ranks, and if there is one, that of fewer ranks.
     pub fn groups(&self) -> impl Iterator<Item = &Arc<dyn Communicator>> {
         std::iter::once(&self.all).chain(self.fewer.iter().map(|(comm, _)| comm))
+    }
+
+    /// Returns the [`groups`](Self::groups).
+    pub fn into_groups(self) -> impl Iterator<Item = Arc<dyn Communicator>> {
+        std::iter::once(self.all).chain(self.fewer.map(|(comm, _)| comm))
     }
 
     /// The place in [`groups`](Self::groups) of a parameter's group.

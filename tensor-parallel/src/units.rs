@@ -10,6 +10,7 @@ use comm::autograd;
 use ops::{LinearCrossEntropyConfig, embedding};
 use training::build::{
     Builder, Division as Wanted, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig, WholeLayers,
+    is_counting,
 };
 
 use crate::context::sequence_dim;
@@ -123,12 +124,12 @@ impl Layers for Divided {
 
     fn skip_weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<()> {
         match self {
-            Self::Root(_) => self.weight(vb, config).map(drop),
-            Self::Elsewhere(shards) => {
+            Self::Elsewhere(shards) if !is_counting() => {
                 let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
                 let shape = (config.outputs, config.inputs).into();
                 Ok(shards.skip(&format!("{}.weight", vb.prefix()), shape, init, vb.dtype())?)
             }
+            _ => self.weight(vb, config).map(drop),
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sampler::Generator;
-use serde_json::Value;
+use serde_json::{Value, json};
 use training::{CheckpointConfig, Checkpoints};
 
 use crate::common::{Folder, Girandole, Session, metrics};
@@ -26,6 +26,19 @@ const LAYOUTS: [&str; 10] = [
     "cp=2",
     "shard=2,cp=2",
 ];
+/// Layouts of a model with experts.
+const EXPERT_LAYOUTS: [&str; 10] = [
+    "ep=2",
+    "shard=2,ep=2",
+    "pp=2",
+    "ep=4",
+    "pp=2,ep=2",
+    "dp=1",
+    "ep=2,tp=2",
+    "dp=2,ep=2",
+    "shard=2",
+    "cp=2,ep=2",
+];
 /// Rows of the text; not a multiple of the rows per step.
 const ROWS: usize = 36;
 /// Relative difference of f32 losses: each layout adds in another order, so parameters drift apart. Ten times the
@@ -40,6 +53,25 @@ fn rows() -> String {
 }
 
 fn common(folder: &Folder, lines: &str, steps: usize) -> Vec<String> {
+    let size = ["--layers", "2", "--hidden", "32", "--heads", "4"];
+    [options(folder, lines, steps), size.map(String::from).to_vec()].concat()
+}
+
+/// Options of a model with experts. A token uses all of them: where it has to choose, rounding might decide between two whose scores
+/// are almost equal.
+fn with_experts(folder: &Folder, lines: &str, steps: usize) -> Vec<String> {
+    let config = json!({
+        "model_type": "mixtral", "vocab_size": 260, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16, "num_local_experts": 5,
+        "num_experts_per_tok": 5
+    });
+    fs::create_dir_all(folder.path("base")).unwrap();
+    fs::write(folder.path("base/config.json"), config.to_string()).unwrap();
+    let model = ["--model", &folder.argument("base"), "--tokenizer", "bytes"].map(String::from).to_vec();
+    [options(folder, lines, steps), model].concat()
+}
+
+fn options(folder: &Folder, lines: &str, steps: usize) -> Vec<String> {
     let [data, out] = ["text.txt", "out"].map(|name| folder.argument(name));
     let options = [
         "--overwrite",
@@ -51,12 +83,6 @@ fn common(folder: &Folder, lines: &str, steps: usize) -> Vec<String> {
         lines,
         "--steps",
         &steps.to_string(),
-        "--layers",
-        "2",
-        "--hidden",
-        "32",
-        "--heads",
-        "4",
         "--length",
         "16",
         "--batch-size",
@@ -92,15 +118,14 @@ fn saved(folder: &Folder) -> Option<(u64, u64)> {
 /// A killed run must resume with the next rows: if one were repeated or skipped, the losses would differ from those
 /// of an undisturbed run, as each step has different rows. A kill may hit computation, the writing of a checkpoint
 /// (after each step, in the background) or startup; a checkpoint that can be loaded must exist at any time.
-#[test]
-fn a_run_that_is_killed_goes_on_in_other_layouts() {
+fn go_on_after_kills(layouts: &[&str], options: fn(&Folder, &str, usize) -> Vec<String>) {
     let kills = std::env::var(KILLS.0).map_or(KILLS.1, |kills| kills.parse().unwrap());
     // An attempt completes a few steps, or is killed before the first one.
     let steps = 4 * kills + 6;
     let folder = Folder::new();
     fs::write(folder.path("text.txt"), rows()).unwrap();
     let [whole, lines, dir] = ["whole.jsonl", "m.jsonl", "checkpoints"].map(|name| folder.argument(name));
-    let arguments = |lines: &str| common(&folder, lines, steps);
+    let arguments = |lines: &str| options(&folder, lines, steps);
     PRETRAIN.succeed(&borrowed(&arguments(&whole)));
     let expected = curve(&folder.path("whole.jsonl"));
     assert_eq!(expected.len(), steps);
@@ -115,7 +140,7 @@ fn a_run_that_is_killed_goes_on_in_other_layouts() {
             break;
         }
         assert!(attempt < 4 * kills, "{killed} kills in {attempt} attempts");
-        let (own, layout) = (arguments(&lines), LAYOUTS[attempt % LAYOUTS.len()]);
+        let (own, layout) = (arguments(&lines), layouts[attempt % layouts.len()]);
         let mut session =
             Session::start(&PRETRAIN, &[&borrowed(&own)[..], &keep, &["--mesh", layout]].concat());
         // Usually after another checkpoint, on the way to the next ones; sometimes earlier.
@@ -141,6 +166,16 @@ fn a_run_that_is_killed_goes_on_in_other_layouts() {
     assert!(worst < TOLERANCE, "{worst}: {got:?}, expected {expected:?}");
     let epochs = steps * 8 / ROWS;
     assert_eq!(saved(&folder).unwrap(), (steps as u64, epochs as u64));
+}
+
+#[test]
+fn a_run_that_is_killed_goes_on_in_other_layouts() {
+    go_on_after_kills(&LAYOUTS, common);
+}
+
+#[test]
+fn a_run_with_experts_that_is_killed_goes_on_in_other_layouts() {
+    go_on_after_kills(&EXPERT_LAYOUTS, with_experts);
 }
 
 /// Returns the folder of a checkpoint that is still being written.

@@ -30,9 +30,12 @@ fn a_text_is_continued_and_the_same_each_time() {
         assert_eq!(generate(&model, &["--prompt", "Hello", "--mesh", layout]), likeliest, "{layout}");
     }
     let line = GENERATE.refuse(&["--model", &model, "--prompt", "Hello", "--mesh", "pp=2"]);
-    assert!(line.contains("--mesh: got pp=2") && line.contains("give tp, shard or cp"), "{line}");
+    assert!(line.contains("--mesh: got pp=2") && line.contains("give tp, shard, cp or ep"), "{line}");
     let line = GENERATE.refuse(&["--model", &model, "--prompt", "Hello", "--world-size", "2"]);
-    assert!(line.contains("--world-size: got 2") && line.contains("give tp, shard or cp (--mesh)"), "{line}");
+    assert!(
+        line.contains("--world-size: got 2") && line.contains("give tp, shard, cp or ep (--mesh)"),
+        "{line}"
+    );
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Checks after backward: all ranks communicated for the same units in the same order; which parameters have a gradient on
 //! any rank.
 
-use candle_core::{DType, Device, Tensor};
-use comm::internal::{Digest, odd_one};
+use comm::Communicator;
+use comm::internal::{Digest, all_gather_words, odd_one};
 
 use super::{Core, State};
+use crate::built::Param;
 use crate::{Error, Result};
 
 /// Bits of a word that ranks exchange.
@@ -16,25 +17,35 @@ impl Core {
     /// a parameter, or none does.
     pub(super) fn compare(&self, state: &mut State) -> Result<()> {
         let history = std::mem::replace(&mut state.history, Digest::new());
-        let world = &*self.groups.world;
-        if world.world_size() == 1 {
-            return Ok(());
+        for (place, comm) in self.groups.owners.groups().enumerate().filter(|(_, comm)| comm.world_size() > 1)
+        {
+            let is_own = |param: &Param| self.groups.owners.place_of(&param.name) == place;
+            let params = self.params().enumerate().filter(|(_, param)| is_own(param));
+            let own: Vec<usize> = params.map(|(index, _)| index).collect();
+            self.compare_among(&**comm, &own, history, &mut state.present)?;
         }
-        let present = state.present.chunks(BITS).map(|bits| {
-            bits.iter().rev().fold(0u64, |word, &present| (word << 1) | u64::from(present)).cast_signed()
+        Ok(())
+    }
+
+    /// Compares the communication of ranks, and combines what they know of the parameters `own`, which all of them have.
+    fn compare_among(
+        &self,
+        comm: &dyn Communicator,
+        own: &[usize],
+        history: Digest,
+        present: &mut [bool],
+    ) -> Result<()> {
+        let bits = own.chunks(BITS).map(|own| {
+            own.iter().rev().fold(0u64, |word, &index| (word << 1) | u64::from(present[index])).cast_signed()
         });
-        let words: Vec<i64> = std::iter::once(history.value().cast_signed()).chain(present).collect();
-        let all = Tensor::zeros(world.world_size() * words.len(), DType::I64, &Device::Cpu)?;
-        let input = Tensor::new(&words[..], &Device::Cpu)?;
-        world.run(comm::Operation::AllGather { output: all.clone(), input, counts: None })?;
-        let all = all.to_vec1::<i64>()?;
-        let ranks = || all.chunks(words.len());
-        if let Some((rank, odd_rank)) = odd_one(&ranks().map(|words| words[0]).collect::<Vec<_>>()) {
-            let number = |rank: usize| world.world_ranks()[rank];
+        let words: Vec<i64> = std::iter::once(history.value().cast_signed()).chain(bits).collect();
+        let all = all_gather_words(comm, &words)?;
+        if let Some((rank, odd_rank)) = odd_one(&all.iter().map(|words| words[0]).collect::<Vec<_>>()) {
+            let number = |rank: usize| comm.world_ranks()[rank];
             return Err(Error::OrderMismatch { odd_rank: number(odd_rank), rank: number(rank) });
         }
-        for (index, present) in state.present.iter_mut().enumerate() {
-            *present = ranks().any(|words| (words[1 + index / BITS] >> (index % BITS)) & 1 == 1);
+        for (bit, &index) in own.iter().enumerate() {
+            present[index] = all.iter().any(|words| (words[1 + bit / BITS] >> (bit % BITS)) & 1 == 1);
         }
         Ok(())
     }
@@ -46,6 +57,6 @@ impl Core {
         }
         let params = self.params().zip(&state.present);
         let parameters = params.map(|(param, &has)| (param.name.as_str(), param.tensor.dims(), has));
-        Ok(self.config.audit.act("Fsdp", self.groups.world.rank() == 0, parameters)?)
+        Ok(self.config.audit.act("Fsdp", self.groups.world().rank() == 0, parameters)?)
     }
 }

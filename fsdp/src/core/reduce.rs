@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Tensor};
 use comm::{Operation, ReduceOp, Work};
+use strategy::ReplicaGroups;
 use training::internal::{BackwardOwner, backward_owner};
 
 use super::{Core, State};
@@ -18,8 +19,8 @@ pub(super) struct PendingReduction {
     parts: Vec<(Option<Tensor>, Option<Work>)>,
     /// Bytes of the whole gradients, which are freed when the parts are complete.
     bytes: usize,
-    /// The all-reduce over replicas, the final operation.
-    last: Option<Work>,
+    /// The all-reduces over replicas, the final operations, when all others have finished.
+    last: Option<Vec<Work>>,
 }
 
 impl Core {
@@ -137,8 +138,7 @@ impl Core {
             }
             self.gradients.sub(std::mem::take(&mut flight.bytes));
             if let Some(replicas) = &self.groups.dp {
-                let (tensor, op) = (flight.shard.clone(), ReduceOp::Avg);
-                flight.last = Some(replicas.submit(Operation::AllReduce { tensor, op })?);
+                flight.last = Some(start_averages(replicas, built, &flight.shard)?);
             }
         }
         Ok(())
@@ -150,7 +150,7 @@ impl Core {
         self.finish_reductions(state)?;
         let mut shards: Vec<(usize, Tensor)> = Vec::with_capacity(state.flights.len());
         for PendingReduction { unit, shard, last, .. } in state.flights.drain(..) {
-            last.map_or(Ok(()), Work::wait)?;
+            last.into_iter().flatten().try_for_each(Work::wait)?;
             match shards.iter_mut().find(|(known, _)| *known == unit) {
                 Some((_, sum)) => {
                     self.gradients.sub(bytes(&shard));
@@ -162,6 +162,19 @@ impl Core {
         }
         Ok(shards)
     }
+}
+
+/// Starts to average a shard, each range of it over the ranks that hold the same.
+fn start_averages(replicas: &ReplicaGroups, built: &BuiltUnit, shard: &Tensor) -> Result<Vec<Work>> {
+    let mut works = Vec::new();
+    for (place, comm) in replicas.groups().enumerate() {
+        let own = built.layout.of_group(place);
+        if !own.is_empty() && comm.world_size() > 1 {
+            let tensor = shard.narrow(0, own.start, own.len())?;
+            works.push(comm.submit(Operation::AllReduce { tensor, op: ReduceOp::Avg })?);
+        }
+    }
+    Ok(works)
 }
 
 /// Returns a part's gradient as one flat tensor; zeros for parameters without a gradient.

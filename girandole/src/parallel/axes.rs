@@ -26,6 +26,8 @@ pub(super) struct Axes {
     pub(super) undivided: Option<Arc<dyn Communicator>>,
     /// Of each parameter, the ranks whose gradients are averaged: those of experts are averaged without `ep`.
     pub(super) replicas: ReplicaGroups,
+    /// With `shard`: of each parameter, the ranks that hold the same shard.
+    pub(super) copies: ReplicaGroups,
     /// The ranks that divide rows, if there are several.
     pub(super) context: Option<ContextParallel>,
     /// The ranks that divide experts, if there are several.
@@ -51,14 +53,23 @@ impl Axes {
             context = Some(ContextParallel::new(mesh.axis("cp")?.clone()).in_multiples_of(multiple));
         }
         let (mut replicas, mut experts) = (ReplicaGroups::of(averaged.clone()), None);
+        let dp = of_parameters.axis("dp")?;
+        let mut copies = ReplicaGroups::of(dp.clone());
         if layout.ep > 1 {
             let divided = ExpertParallel::new(mesh.axis("ep")?.clone());
-            let own = divided.clone();
+            let is_own = || {
+                let divided = divided.clone();
+                move |name: &str| divided.is_of_expert(name)
+            };
             let of_experts = of_parameters.plane(&["dp", "shard"])?;
-            replicas = replicas.with_fewer(of_experts, move |name| own.is_of_expert(name));
+            replicas = replicas.with_fewer(of_experts, is_own());
+            if layout.shard > 1 {
+                let of_all = of_parameters.plane(&["dp", "ep"])?;
+                copies = ReplicaGroups::of(of_all).with_fewer(dp.clone(), is_own());
+            }
             experts = Some(divided);
         }
-        Ok(Self { mesh, of_parameters, data, averaged, replicas, undivided, context, experts })
+        Ok(Self { mesh, of_parameters, data, averaged, replicas, copies, undivided, context, experts })
     }
 
     /// Whether a parameter is of an expert that ranks along `ep` do not have.

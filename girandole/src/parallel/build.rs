@@ -34,7 +34,8 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
     ///
     /// # Cost
     /// One group for each axis, one for the ranks of `dp`, `shard` and `ep` together, with `cp` one for those that average gradients,
-    /// and with `ep` one for those that average experts'; the cost of the strategy.
+    /// and with `ep` one for those that average experts', and with `shard`, too, one for those
+    /// that have the same shards; the cost of the strategy.
     ///
     /// # Errors
     /// A layout for another number of ranks; errors of `build` and of the strategy; failures of communication.
@@ -158,10 +159,6 @@ fn check_config<M: Model>(config: &ParallelConfig, layout: &Layout) -> Result<()
         let help = "leave out cp: this model may compute positions of a sequence together (Model::divides_sequences)";
         return Err(Error::invalid("the layout", layout, help));
     }
-    if layout.ep > 1 && (layout.shard > 1 || layout.pp > 1) {
-        let help = "leave out ep, or shard and pp: these are not there together, so far";
-        return Err(Error::invalid("the layout", layout, help));
-    }
     if config.fsdp.mixed_precision.output_dtype.is_some() {
         let help = "leave it out: a model in a layout gives what its last unit gives";
         return Err(Error::invalid("ParallelConfig::fsdp's output_dtype", "a dtype", help));
@@ -204,7 +201,7 @@ fn make<M: Model + Send + Sync + 'static>(
     ties: &[(String, String)],
     build: impl Fn(&Builder) -> CandleResult<M> + Send + Sync + 'static,
 ) -> Result<Kind<M>> {
-    let (Axes { of_parameters: mesh, averaged, .. }, recompute) = (axes, config.recompute);
+    let (Axes { of_parameters: mesh, replicas, .. }, recompute) = (axes, config.recompute);
     let layers = match &axes.experts {
         None => shards.layers(),
         Some(experts) => experts.layers(shards.layers()),
@@ -218,7 +215,7 @@ fn make<M: Model + Send + Sync + 'static>(
         let modules = Modules::of_units(build)?.buffers(&buffers);
         // Tied parameters start with equal values; those that are not trained keep them, and need no synchronization.
         let ties: Vec<_> = ties.iter().filter(|(first, _)| config.is_trained(first)).cloned().collect();
-        let stages = Stages::new(mesh, averaged, shards, config, &ties, &modules, passed_on)?;
+        let stages = Stages::new(mesh, replicas, shards, config, &ties, &modules, passed_on)?;
         return Ok(Kind::Stages(Box::new(stages)));
     }
     if layout.shard > 1 {
@@ -239,13 +236,18 @@ fn make<M: Model + Send + Sync + 'static>(
             // Parameters that are not trained lack a gradient on purpose.
             fsdp.audit.on_missing = OnMissingGradient::Ignore;
         }
-        return Ok(Kind::Sharded(Fsdp::hybrid(mesh, ("shard", "dp"), vb, &fsdp, build)?));
+        let (shard, groups) = (mesh.axis("shard")?.clone(), (replicas.clone(), axes.copies.clone()));
+        return Ok(Kind::Sharded(Fsdp::with_replicas(shard, groups, vb, &fsdp, build)?));
     }
     let whole = shards.tensor_builder();
     let in_builder = |vb| build(Builder::new(trained(vb, whole.clone(), config)));
     if layout.dp > 1 || layout.ep > 1 {
-        let replicas = axes.replicas.clone();
-        return Ok(Kind::Copies(Ddp::with_replicas(replicas, whole.clone(), &config.ddp, in_builder)?));
+        return Ok(Kind::Copies(Ddp::with_replicas(
+            replicas.clone(),
+            whole.clone(),
+            &config.ddp,
+            in_builder,
+        )?));
     }
     let vars = VarMap::new();
     Ok(Kind::Whole { model: in_builder(shards.var_builder(&vars))?, vars, unaudited: true })

@@ -48,8 +48,8 @@ use strategy::{DistributedModel, OwnedMatrices};
 /// | `dp`, also with `tp` | [`Ddp`] |
 /// | `shard`, also with `dp` (hybrid) and `tp` | [`Fsdp`] |
 /// | `cp`, also with all others | as `dp`, or `shard` if there is one: attention exchanges keys and values ([`context_parallel`]) |
-/// | `ep`, also with all others but `shard` and `pp` | copies, except for experts: tokens are sent to them and back ([`expert_parallel`]) |
-/// | `pp`, also with all others | [`pipeline::Pipeline`]; gradients are averaged over `dp` and `shard` |
+/// | `ep`, also with all others | as `dp`, or `shard` if there is one, except for experts: tokens are sent to them and back ([`expert_parallel`]) |
+/// | `pp`, also with all others | [`pipeline::Pipeline`]; gradients are averaged over `dp`, `shard` and `ep` |
 ///
 /// With `pp`, `shard` divides the optimizer state and the update: each rank's stages are gathered at the beginning of a
 /// step and stay whole until its end, since every micro-batch needs them (ZeRO stage 1).
@@ -287,19 +287,13 @@ impl<M: Model> Parallel<M> {
         let of = |comm: &Arc<dyn Communicator>| comm.stats();
         let Axes { of_parameters: mesh, averaged, .. } = &self.axes;
         let axis = |name: &str| mesh.axis(name).map(of).unwrap_or_default();
-        let is_averaged = |comm: &Arc<dyn Communicator>| Arc::ptr_eq(comm, averaged);
         axis("tp")
             + self.axes.context.as_ref().map(|rows| of(rows.comm())).unwrap_or_default()
             + self.axes.experts.as_ref().map(|experts| of(experts.comm())).unwrap_or_default()
             + match &self.model {
                 Kind::Whole { .. } => Stats::default(),
                 Kind::Copies(ddp) => ddp.stats(),
-                Kind::Sharded(fsdp) => {
-                    // A group of one axis, or of all ranks, is also the one that `fsdp` uses.
-                    let axes = ["dp", "shard"].into_iter().flat_map(|axis| mesh.axis(axis));
-                    let is_shared = is_averaged(mesh.world()) || axes.into_iter().any(is_averaged);
-                    fsdp.stats() + if is_shared { Stats::default() } else { averaged.stats() }
-                }
+                Kind::Sharded(fsdp) => fsdp.stats(),
                 // Stages exchange in groups of their own; these are for sums over stages, and over copies.
                 Kind::Stages(stages) => stages.stats() + axis("pp") + averaged.stats(),
             }

@@ -8,7 +8,7 @@ use candle_nn::VarMap;
 use comm::{Communicator, Mesh, Stats};
 use ops::RowContext;
 use pipeline::{Modules, Pipeline, PipelineConfig};
-use strategy::DistributedModel;
+use strategy::{DistributedModel, ReplicaGroups};
 use tensor_parallel::Shards;
 use training::build::{Model, Units, whole_rows};
 
@@ -57,7 +57,7 @@ impl Sums {
 impl Stages {
     pub(super) fn new<M: Model + Send + Sync + 'static>(
         mesh: &Mesh,
-        data: &Arc<dyn Communicator>,
+        replicas: &ReplicaGroups,
         shards: &Shards,
         config: &ParallelConfig,
         ties: &[(String, String)],
@@ -70,7 +70,7 @@ impl Stages {
             schedule: config.schedule,
             micro_batches: config.micro_batches,
             split: config.split.clone(),
-            dp: several(data),
+            dp: (replicas.all().world_size() > 1).then(|| replicas.clone()),
             bucket_bytes: config.ddp.bucket_bytes,
             tp: several(mesh.axis("tp")?),
             tied: ties.to_vec(),

@@ -7,7 +7,7 @@ use crate::common::{LEN, ROWS, optimizer, own_batch};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Optimizer;
 use girandole::comm::Local;
-use girandole::models::{CausalLm, FolderConfig, Lora, LoraConfig, Weights};
+use girandole::models::{CausalLm, FolderConfig, Lora, LoraConfig, ModelConfig, Weights};
 use girandole::training::build::Builder;
 use girandole::{DistributedModel, Layout, Parallel, ParallelConfig};
 
@@ -21,14 +21,13 @@ struct Trained {
 
 /// Trains the adapters, or without adapters the norms of the blocks and the last block.
 fn train(layout: &str, lora: Option<&Lora>, tied: bool) -> Trained {
-    train_as(layout, lora, tied, false)
+    train_as(layout, lora, &crate::common::config(tied), false)
 }
 
-fn train_as(layout: &str, lora: Option<&Lora>, tied: bool, sequence_parallel: bool) -> Trained {
+fn train_as(layout: &str, lora: Option<&Lora>, config: &ModelConfig, sequence_parallel: bool) -> Trained {
     let (layout, out): (Layout, _) = (layout.parse().unwrap(), tempfile::tempdir().unwrap());
-    let config = crate::common::config(tied);
     let ranks = Local::run_shared(layout.ranks(), |comm| {
-        let weights = Weights::random(&config, 7).unwrap();
+        let weights = Weights::random(config, 7).unwrap();
         let rows = ROWS / layout.data_ranks() / 2;
         let is_adapter = lora.is_some();
         let is_trained = move |name: &str| match is_adapter {
@@ -109,7 +108,7 @@ fn adapters_and_frozen_parts_where_sequences_are_divided() {
     for lora in [Some(&lora), None] {
         let expected = train("", lora, true);
         for layout in ["tp=2", "shard=2,tp=2", "dp=2,tp=2"] {
-            assert_equal(layout, &train_as(layout, lora, true, true), &expected);
+            assert_equal(layout, &train_as(layout, lora, &crate::common::config(true), true), &expected);
         }
     }
 }
@@ -128,7 +127,19 @@ fn dropout_before_adapters_in_every_layout() {
         assert_equal(layout, &train(layout, Some(&lora), true), &expected);
     }
     for layout in ["tp=2", "shard=2,tp=2", "dp=2,tp=2"] {
-        assert_equal(layout, &train_as(layout, Some(&lora), true, true), &expected);
+        assert_equal(layout, &train_as(layout, Some(&lora), &crate::common::config(true), true), &expected);
+    }
+}
+
+/// Adapters are of attention and of shared experts; the experts are frozen, and tokens go to their ranks all the same.
+#[test]
+fn adapters_beside_divided_experts() {
+    let experts = crate::common::experts();
+    let lora = Lora::new(&LoraConfig { rank: 4, ..LoraConfig::default() }, &experts).unwrap();
+    let expected = train_as("", Some(&lora), &experts, false);
+    assert!(expected.losses[5] < expected.losses[0]);
+    for layout in ["ep=2", "dp=2,ep=2", "shard=2,ep=2", "pp=2,ep=2", "ep=2,tp=2", "cp=2,ep=2"] {
+        assert_equal(layout, &train_as(layout, Some(&lora), &experts, false), &expected);
     }
 }
 

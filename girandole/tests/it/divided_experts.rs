@@ -2,7 +2,7 @@
 //! tokens choose.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +10,8 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::{Init, Optimizer};
 use girandole::comm::Local;
-use girandole::models::{CausalLm, ModelConfig, Weights};
+use girandole::models::{CausalLm, GenerateConfig, ModelConfig, Weights, generate};
+use girandole::pipeline::ScheduleKind;
 use girandole::training::build::{Builder, RangeReader};
 use girandole::training::{Checkpoint, CheckpointConfig, Checkpoints, GradientCheckConfig};
 use girandole::{DistributedModel, InitialWeights, Layout, Parallel, ParallelConfig};
@@ -69,10 +70,18 @@ struct Case {
     rows: usize,
     length: usize,
     micro_batches: usize,
+    schedule: ScheduleKind,
 }
 
-const PLAIN: Case =
-    Case { family: "mixtral", per_token: 2, choice: Choice::Drawn, rows: 8, length: 6, micro_batches: 1 };
+const PLAIN: Case = Case {
+    family: "mixtral",
+    per_token: 2,
+    choice: Choice::Drawn,
+    rows: 8,
+    length: 6,
+    micro_batches: 1,
+    schedule: ScheduleKind::OneFOneB,
+};
 
 #[derive(Default)]
 struct Trained {
@@ -93,8 +102,8 @@ fn build(
         Choice::Drawn => drawn.into(),
         Choice::First => (Arc::new(Chosen(drawn)) as Arc<dyn RangeReader>).into(),
     };
-    let settings =
-        ParallelConfig { dtype: DType::F64, micro_batches: case.micro_batches, ..ParallelConfig::default() };
+    let Case { micro_batches, schedule, .. } = *case;
+    let settings = ParallelConfig { dtype: DType::F64, micro_batches, schedule, ..ParallelConfig::default() };
     Parallel::new(comm, layout, weights, &settings, move |builder: &Builder| CausalLm::new(&config, builder))
 }
 
@@ -203,12 +212,51 @@ fn whichever_experts_the_tokens_choose() {
             };
             assert!(is_chosen(&of(0)) && !is_chosen(&of(4)), "{case:?}");
         }
-        for layout in ["ep=2", "ep=4", "dp=2,ep=2", "ep=2,tp=2", "cp=2,ep=2"] {
+        for layout in [
+            "ep=2",
+            "ep=4",
+            "dp=2,ep=2",
+            "ep=2,tp=2",
+            "cp=2,ep=2",
+            "pp=2,ep=2",
+            "pp=2,ep=4",
+            "shard=2,ep=2",
+            "dp=2,shard=2,ep=2",
+            "shard=2,ep=2,tp=2",
+            "shard=2,cp=2,ep=2",
+        ] {
             let parts = layout.parse::<Layout>().unwrap();
             if parts.cp > case.length || case.rows < parts.data_ranks() * case.micro_batches {
                 continue;
             }
             assert_equal(&format!("{layout}, {case:?}"), &train(layout, &case, steps), &expected);
+        }
+    }
+}
+
+/// Backward of a stage exchanges as its forward does, also where weights' gradients are computed later.
+#[test]
+fn whatever_the_schedule_of_stages() {
+    for case in [
+        Case { micro_batches: 2, ..PLAIN },
+        Case { micro_batches: 2, choice: Choice::First, per_token: 1, family: "qwen2_moe", ..PLAIN },
+    ] {
+        let expected = train("", &case, STEPS);
+        for schedule in [
+            ScheduleKind::Naive,
+            ScheduleKind::GPipe,
+            ScheduleKind::OneFOneB,
+            ScheduleKind::Interleaved,
+            ScheduleKind::LoopedBfs,
+            ScheduleKind::ZbH1,
+            ScheduleKind::ZbV,
+        ] {
+            let case = Case { schedule, ..case };
+            for layout in
+                ["pp=2,ep=2", "pp=2,dp=2,ep=2", "pp=2,shard=2,ep=2", "pp=2,ep=2,tp=2", "pp=2,cp=2,ep=2"]
+            {
+                assert_equal(&format!("{layout}, {case:?}"), &train(layout, &case, STEPS), &expected);
+            }
         }
     }
 }
@@ -276,7 +324,22 @@ fn checkpoints_go_on_with_another_number_of_ranks() {
         (ranks.unwrap().remove(0), whole)
     };
     let (one, many) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    for layout in ["ep=2", "", "dp=2,ep=2", "tp=2", "ep=4", "shard=2", "ep=2,tp=2", "pp=2", "cp=2,ep=2"] {
+    for layout in [
+        "ep=2",
+        "",
+        "dp=2,ep=2",
+        "tp=2",
+        "ep=4",
+        "shard=2",
+        "ep=2,tp=2",
+        "pp=2,ep=2",
+        "cp=2,ep=2",
+        "pp=2,shard=2,ep=2",
+        "shard=2,ep=2",
+        "pp=2",
+        "shard=2,ep=2,tp=2",
+        "dp=2,shard=2,ep=2",
+    ] {
         let (expected, whole) = go_on("", one.path(), 2);
         let (got, all) = go_on(layout, many.path(), 2);
         for (a, b) in got.iter().zip(&expected) {
@@ -309,9 +372,38 @@ fn what_a_run_asks_of_a_model_is_the_same() {
     };
     let (expected, lost, parameters) = ask("");
     assert_eq!(lost, 0);
-    for layout in ["ep=2", "dp=2,ep=2", "ep=2,tp=2", "cp=2,ep=2"] {
+    for layout in [
+        "ep=2",
+        "dp=2,ep=2",
+        "ep=2,tp=2",
+        "cp=2,ep=2",
+        "pp=2,ep=2",
+        "pp=2,shard=2,ep=2",
+        "shard=2,ep=2",
+        "shard=2,cp=2,ep=2",
+    ] {
         let (got, lost, count) = ask(layout);
         assert_eq!((got.targets, lost, count), (expected.targets, 0, parameters), "{layout}");
         assert!((got.loss - expected.loss).abs() < 1e-10, "{layout}");
+    }
+}
+
+/// All ranks have the same row, and exchange its tokens nevertheless.
+#[test]
+fn a_text_is_the_same() {
+    let write = |layout: &str| {
+        let layout: Layout = layout.parse().unwrap();
+        let tokens = Local::run_shared(layout.ranks(), |comm| {
+            let parallel = build(comm, &layout, &PLAIN)?;
+            let config = GenerateConfig { max_new_tokens: 8, ..GenerateConfig::default() };
+            let model = parallel.model()?;
+            let tokens = generate(model.unwrap(), &[1, 7, 9], &config, |_| ControlFlow::Continue(()));
+            Ok(tokens.map_err(girandole::Error::from)?)
+        });
+        tokens.unwrap()
+    };
+    let expected = write("").remove(0);
+    for layout in ["ep=2", "ep=4", "shard=2,ep=2", "ep=2,tp=2"] {
+        assert!(write(layout).iter().all(|tokens| *tokens == expected), "{layout}");
     }
 }

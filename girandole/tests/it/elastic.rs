@@ -109,8 +109,18 @@ fn train(
     config: TrainConfig,
     at: Option<Moment>,
 ) -> girandole::Result<Seen> {
+    train_as(comm, Setup::default(), layout, config, at)
+}
+
+fn train_as(
+    comm: Arc<dyn Communicator>,
+    setup: Setup,
+    layout: &str,
+    config: TrainConfig,
+    at: Option<Moment>,
+) -> girandole::Result<Seen> {
     let layout: Layout = layout.parse()?;
-    let mut model: Parallel<CausalLm> = Setup::default().parallel(comm, &layout, None)?;
+    let mut model: Parallel<CausalLm> = setup.parallel(comm, &layout, None)?;
     let mut observer = Leaving::new(at);
     let mut trainer = Trainer::new(&mut model, Arc::new(Rows), config)?.evaluating(&Rows);
     trainer.resume_latest()?;
@@ -126,7 +136,12 @@ fn expected() -> Vec<f64> {
 }
 
 pub(crate) fn expected_of(config: TrainConfig) -> Vec<f64> {
-    let seen = Local::run_shared(1, |comm| Ok(train(comm, "", config.clone(), None)?)).unwrap().remove(0);
+    expected_as(Setup::default(), config)
+}
+
+fn expected_as(setup: Setup, config: TrainConfig) -> Vec<f64> {
+    let seen = Local::run_shared(1, |comm| Ok(train_as(comm, setup, "", config.clone(), None)?));
+    let seen = seen.unwrap().remove(0);
     seen.unwrap().0.into_iter().map(|(_, loss)| loss).collect()
 }
 
@@ -219,12 +234,17 @@ fn too_few_are_the_end_and_so_is_a_loss_that_is_not_expected() {
     assert!(said.iter().all(|said| said.starts_with("rank 1")), "{said:?}");
 }
 
+/// A model with experts for layouts that divide them.
+fn setup_of(layout: &str) -> Setup {
+    Setup { experts: layout.contains("ep="), ..Setup::default() }
+}
+
 /// Trains in a layout in which some ranks leave, and returns what those have recorded that stay to the end.
 pub(crate) fn with_losses(layout: &str, leaves: &[(usize, Moment)], config: &TrainConfig) -> Vec<Record> {
     let ranks = layout.parse::<Layout>().unwrap().ranks();
     let seen = Local::run_shared(ranks, |comm| {
         let own = leaves.iter().find(|(rank, _)| *rank == comm.rank()).map(|(_, moment)| *moment);
-        Ok(train(comm, layout, config.clone(), own)?)
+        Ok(train_as(comm, setup_of(layout), layout, config.clone(), own)?)
     });
     seen.unwrap().into_iter().flatten().collect()
 }
@@ -232,7 +252,8 @@ pub(crate) fn with_losses(layout: &str, leaves: &[(usize, Moment)], config: &Tra
 #[test]
 fn what_other_ranks_hold_goes_on_in_another_layout() {
     let config = TrainConfig { batch_size: 8, ..config(Some(1), None, false) };
-    let expected = expected_of(TrainConfig { fewest_ranks: None, ..config.clone() });
+    let [plain, experts] = ["", "ep=2"]
+        .map(|layout| expected_as(setup_of(layout), TrainConfig { fewest_ranks: None, ..config.clone() }));
     for (layout, leaves, left) in [
         // 8 rows on 3 ranks.
         ("dp=2,shard=2", vec![(3, Moment::Stepped(2))], vec![3]),
@@ -245,13 +266,21 @@ fn what_other_ranks_hold_goes_on_in_another_layout() {
         ("pp=2,dp=2,shard=2", vec![(7, Moment::Stepped(4))], vec![4]),
         ("dp=2,cp=2", vec![(3, Moment::Stepped(2))], vec![2]),
         ("dp=2,shard=2,cp=2", vec![(2, Moment::Stepped(3))], vec![6]),
+        ("dp=2,ep=2", vec![(3, Moment::Stepped(2))], vec![2]),
+        ("dp=2,ep=2", vec![(0, Moment::Stepped(2))], vec![2]),
+        ("dp=2,ep=2", vec![(1, Moment::Evaluated(4))], vec![2]),
+        ("dp=4,ep=2", vec![(4, Moment::Stepped(2)), (1, Moment::Stepped(5))], vec![6, 4]),
+        ("dp=2,shard=2,ep=2", vec![(6, Moment::Stepped(3))], vec![6]),
+        ("dp=2,ep=2,tp=2", vec![(5, Moment::Stepped(4))], vec![4]),
+        ("pp=2,dp=2,ep=2", vec![(2, Moment::Stepped(4))], vec![4]),
     ] {
         let seen = with_losses(layout, &leaves, &config);
         assert_eq!(seen.len(), *left.last().unwrap(), "{layout}");
         for (mut losses, sizes) in seen {
             // A step that some ranks completed and others did not is repeated, unless the first hold the whole model.
             losses.dedup_by_key(|(step, _)| *step);
-            assert_undisturbed(&losses, &expected, &format!("{layout}, {leaves:?}"));
+            let expected = if layout.contains("ep=") { &experts } else { &plain };
+            assert_undisturbed(&losses, expected, &format!("{layout}, {leaves:?}"));
             assert_eq!(sizes, left, "{layout}, {leaves:?}");
         }
     }
@@ -259,10 +288,16 @@ fn what_other_ranks_hold_goes_on_in_another_layout() {
 
 #[test]
 fn what_no_other_rank_holds_comes_from_the_last_checkpoint() {
-    let expected = expected_of(TrainConfig { batch_size: 8, ..config(None, None, false) });
-    for (layout, in_background, left) in
-        [("shard=4", false, 3), ("shard=4", true, 3), ("shard=2,tp=2", true, 2), ("pp=2,shard=2", false, 2)]
-    {
+    for (layout, in_background, left) in [
+        ("shard=4", false, 3),
+        ("shard=4", true, 3),
+        ("shard=2,tp=2", true, 2),
+        ("pp=2,shard=2", false, 2),
+        ("shard=2,ep=2", true, 2),
+        ("pp=2,shard=2,ep=2", false, 4),
+    ] {
+        let whole = TrainConfig { batch_size: 8, ..config(None, None, false) };
+        let expected = expected_as(setup_of(layout), whole);
         let dir = tempfile::tempdir().unwrap();
         let config = TrainConfig { batch_size: 8, ..config(Some(1), Some(dir.path()), in_background) };
         // The checkpoint of step 3 is complete when that of step 6 begins.

@@ -112,9 +112,39 @@ const LAYOUTS: [&str; 33] = [
     "pp=2,cp=2,tp=2",
 ];
 
+/// Besides 1F1B, which is the default.
+const SCHEDULES: [ScheduleKind; 6] = [
+    ScheduleKind::Naive,
+    ScheduleKind::GPipe,
+    ScheduleKind::Interleaved,
+    ScheduleKind::LoopedBfs,
+    ScheduleKind::ZbH1,
+    ScheduleKind::ZbV,
+];
+
 /// With experts divided over ranks: 12 experts, of which 8 ranks have one or two each.
-const EXPERT_LAYOUTS: [&str; 8] =
-    ["ep=2", "ep=4", "ep=8", "dp=2,ep=2", "ep=2,tp=2", "dp=2,ep=2,tp=2", "cp=2,ep=2", "dp=2,cp=2,ep=2"];
+const EXPERT_LAYOUTS: [&str; 20] = [
+    "ep=2",
+    "ep=4",
+    "ep=8",
+    "dp=2,ep=2",
+    "ep=2,tp=2",
+    "dp=2,ep=2,tp=2",
+    "cp=2,ep=2",
+    "dp=2,cp=2,ep=2",
+    "pp=2,ep=2",
+    "pp=4,ep=2",
+    "pp=2,ep=4",
+    "pp=2,dp=2,ep=2",
+    "pp=2,shard=2,ep=2",
+    "pp=2,ep=2,tp=2",
+    "pp=2,cp=2,ep=2",
+    "shard=2,ep=2",
+    "shard=2,ep=4",
+    "dp=2,shard=2,ep=2",
+    "shard=2,ep=2,tp=2",
+    "shard=2,cp=2,ep=2",
+];
 
 #[test]
 fn f64_in_every_layout() {
@@ -158,14 +188,23 @@ fn experts_in_every_layout() {
                 ("dp=2,ep=2", setup),
                 ("cp=2,ep=2", setup),
                 ("ep=2,tp=2", divided),
+                ("pp=2,ep=2", setup),
+                ("pp=2,ep=2,tp=2", divided),
+                ("shard=2,ep=2", setup),
+                ("shard=2,ep=2,tp=2", divided),
             ] {
                 assert_equal(layout, &train_as(layout, Setup { recompute, ..setup }), &expected, 1e-10);
             }
         }
-        for schedule in
-            [ScheduleKind::GPipe, ScheduleKind::Interleaved, ScheduleKind::ZbH1, ScheduleKind::ZbV]
-        {
-            for (layout, setup) in [("pp=2", setup), ("pp=2,shard=2", setup), ("pp=2,tp=2", divided)] {
+        for schedule in SCHEDULES {
+            for (layout, setup) in [
+                ("pp=2", setup),
+                ("pp=2,shard=2", setup),
+                ("pp=2,tp=2", divided),
+                ("pp=2,ep=2", setup),
+                ("pp=2,shard=2,ep=2", setup),
+                ("pp=2,ep=2,tp=2", divided),
+            ] {
                 assert_equal(layout, &train_as(layout, Setup { schedule, ..setup }), &expected, 1e-10);
             }
         }
@@ -188,23 +227,29 @@ fn balanced_experts_in_every_layout() {
                 assert_equal(layout, &train_as(layout, setup), &expected, 1e-10);
             }
             let divided = Setup { sequence_parallel: true, ..setup };
-            for layout in LAYOUTS.into_iter().filter(|layout| layout.contains("tp=2")) {
+            let all = LAYOUTS.into_iter().chain(EXPERT_LAYOUTS);
+            for layout in all.filter(|layout| layout.contains("tp=2")) {
                 assert_equal(layout, &train_as(layout, divided), &expected, 1e-10);
             }
             for recompute in [Recompute::Units, Recompute::Selective] {
-                for (layout, setup) in
-                    [("", setup), ("shard=2", setup), ("pp=2", setup), ("cp=2", setup), ("tp=2", divided)]
-                {
+                for (layout, setup) in [
+                    ("", setup),
+                    ("shard=2", setup),
+                    ("pp=2", setup),
+                    ("cp=2", setup),
+                    ("tp=2", divided),
+                    ("ep=2", setup),
+                    ("pp=2,ep=2", setup),
+                    ("shard=2,ep=2", setup),
+                ] {
                     assert_equal(layout, &train_as(layout, Setup { recompute, ..setup }), &expected, 1e-10);
                 }
             }
         }
         let two = Setup { balance, experts, micro_batches: Some(2), ..Setup::default() };
         let expected = train_as("", two);
-        for schedule in
-            [ScheduleKind::GPipe, ScheduleKind::Interleaved, ScheduleKind::ZbH1, ScheduleKind::ZbV]
-        {
-            for layout in ["pp=2", "pp=2,shard=2", "pp=2,tp=2", "pp=2,cp=2", "pp=2,dp=2"] {
+        for schedule in SCHEDULES {
+            for layout in ["pp=2", "pp=2,shard=2", "pp=2,tp=2", "pp=2,cp=2", "pp=2,dp=2", "pp=2,ep=2"] {
                 assert_equal(layout, &train_as(layout, Setup { schedule, ..two }), &expected, 1e-10);
             }
         }
@@ -214,14 +259,7 @@ fn balanced_experts_in_every_layout() {
 #[test]
 fn every_schedule_of_stages_with_shards() {
     let expected = train_as("", Setup::default());
-    for schedule in [
-        ScheduleKind::Naive,
-        ScheduleKind::GPipe,
-        ScheduleKind::Interleaved,
-        ScheduleKind::LoopedBfs,
-        ScheduleKind::ZbH1,
-        ScheduleKind::ZbV,
-    ] {
+    for schedule in SCHEDULES {
         for layout in ["pp=2", "pp=2,shard=2", "pp=2,dp=2", "pp=2,tp=2", "pp=2,cp=2"] {
             assert_equal(layout, &train_as(layout, Setup { schedule, ..Setup::default() }), &expected, 1e-10);
         }
@@ -319,14 +357,7 @@ fn packed_rows_in_every_layout() {
                 assert_equal(layout, &train_as(layout, Setup { recompute, ..setup }), &expected, 1e-10);
             }
         }
-        for schedule in [
-            ScheduleKind::Naive,
-            ScheduleKind::GPipe,
-            ScheduleKind::Interleaved,
-            ScheduleKind::LoopedBfs,
-            ScheduleKind::ZbH1,
-            ScheduleKind::ZbV,
-        ] {
+        for schedule in SCHEDULES {
             for (layout, setup) in
                 [("pp=2", setup), ("pp=2,shard=2", setup), ("pp=2,cp=2", setup), ("pp=2,tp=2", divided)]
             {

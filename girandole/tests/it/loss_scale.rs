@@ -36,7 +36,7 @@ const LAYOUTS: [&str; 15] = [
 fn a_scaled_loss_trains_as_one_that_is_not() {
     trains_scaled(Setup::default(), &LAYOUTS);
     let experts = Setup { experts: true, balance: Some(BalanceLoss::Row), ..Setup::default() };
-    trains_scaled(experts, &["dp=2", "shard=2", "pp=2,tp=2", "cp=2", "ep=2"]);
+    trains_scaled(experts, &["dp=2", "shard=2", "pp=2,tp=2", "cp=2", "ep=2", "shard=2,ep=2", "pp=2,ep=2"]);
 }
 
 fn trains_scaled(setup: Setup, layouts: &[&str]) {

@@ -77,7 +77,19 @@ fn every_layout_steps_as_one_process() {
 #[test]
 fn matrices_of_experts_are_stepped_each_by_itself() {
     let setup = Setup { experts: true, recompute: Recompute::Units, ..Setup::default() };
-    agree(&["dp=2", "shard=2", "tp=2", "pp=2", "ep=2", "dp=2,ep=2", "ep=2,tp=2", "shard=2,tp=2"], setup);
+    let layouts = [
+        "dp=2",
+        "shard=2",
+        "tp=2",
+        "pp=2",
+        "ep=2",
+        "dp=2,ep=2",
+        "ep=2,tp=2",
+        "shard=2,tp=2",
+        "pp=2,ep=2",
+        "shard=2,ep=2",
+    ];
+    agree(&layouts, setup);
 }
 
 /// Each rank sends its parts of the matrices that others own, and the others' parts of its results: half of what a reduce-scatter

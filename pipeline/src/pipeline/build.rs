@@ -5,6 +5,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use comm::Communicator;
+use strategy::ReplicaGroups;
 use training::internal::is_buffer;
 
 use crate::average::completion_positions;
@@ -30,7 +31,7 @@ impl Pipeline {
     /// # Cost
     /// Every module is built once, and once more with zeros unless the split is [`Split::At`]; each stage runs forward once; the first replica's variables are broadcast. Groups of two
     /// ranks: one for each direction between stages, and two for each pair of neighbours, of ranks with tied variables, and
-    /// of replicas. One group of all replicas, and one of all ranks with the same tied variables.
+    /// of replicas. One group of all replicas, one of those that are not of all ranks, and one of all ranks with the same tied variables.
     ///
     /// # Errors
     /// An invalid schedule or split; variables of two modules with the same name; [`Error::Disagreement`]; [`Error::DryRun`];
@@ -173,14 +174,16 @@ impl Pipeline {
         let ranges = config.split.stages(&modules.names(), &costs, table.stages())?;
         let own: Vec<bool> = table.owners.iter().map(|owner| *owner == comm.rank()).collect();
         let stages = groups.all_agree(stage::build(modules, &ranges, &own, builder))?;
-        groups.all_agree(replicas::broadcast_variables(groups.dp.as_deref(), &all_vars(&stages)))?;
+        groups.all_agree(replicas::broadcast_variables(groups.dp.as_ref(), &all_vars(&stages)))?;
         let mut buffer_names = vec!["running_mean".to_string(), "running_var".to_string()];
         buffer_names.extend(modules.buffers.clone());
         let (buffers, parameters) =
             all_vars(&stages).into_iter().partition(|(name, _)| is_buffer(&buffer_names, name));
         let (ties, tied) = groups.all_agree(tied::tie(&*comm, &config.tied, &all_vars(&stages)))?;
-        let failures = Arc::new(FailureReports::new(comm.clone(), table, &tied, groups.dp.as_deref())?);
-        let copies = replicas::group(&groups)?;
+        let all_copies = groups.copies().map(|copies| &**copies);
+        let failures = Arc::new(FailureReports::new(comm.clone(), table, &tied, all_copies)?);
+        let dp = groups.dp.as_ref().filter(|dp| dp.all().world_size() > 1);
+        let copies = dp.map(ReplicaGroups::duplicate).transpose()?;
         let last_places = completion_positions(&table.actions[comm.rank()]);
         Ok(Self {
             copies,

@@ -11,9 +11,9 @@ use std::thread::Builder;
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, TensorId, Var};
-use comm::{Communicator, Stats};
+use comm::Stats;
 use ops::RowContext;
-use strategy::Region;
+use strategy::{Region, ReplicaGroups};
 use training::internal::{GradSums, Runs};
 
 use crate::average::Average;
@@ -55,7 +55,7 @@ pub struct StepOutput {
 pub struct Pipeline {
     groups: Groups,
     /// Data-parallel replicas, for averaging; closed at the first failure.
-    copies: Option<Arc<dyn Communicator>>,
+    copies: Option<ReplicaGroups>,
     schedule: Schedule,
     stages: Vec<Stage>,
     specs: Vec<Spec>,
@@ -144,7 +144,9 @@ impl Pipeline {
             let _ = Builder::new().spawn_scoped(scope, move || drop(evaluation));
             let _ = Builder::new().spawn_scoped(scope, move || drop(ties));
             let _ = Builder::new().spawn_scoped(scope, move || drop(first_audit));
-            drop(copies);
+            for group in copies.into_iter().flat_map(ReplicaGroups::into_groups) {
+                let _ = Builder::new().spawn_scoped(scope, move || drop(group));
+            }
         });
     }
 
@@ -304,7 +306,8 @@ impl Pipeline {
     /// have been received.
     pub fn stats(&self) -> Stats {
         let between = self.links.as_ref().map(Links::stats).unwrap_or_default();
-        let groups = self.copies.iter().chain(self.ties.iter().filter_map(Tie::group));
+        let copies = self.copies.iter().flat_map(ReplicaGroups::groups);
+        let groups = copies.chain(self.ties.iter().filter_map(Tie::group));
         groups.fold(between, |sum, group| sum + group.stats())
     }
 

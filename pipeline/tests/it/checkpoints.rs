@@ -5,7 +5,7 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Optimizer;
 use comm::{Local, Mesh};
-use pipeline::{DistributedModel, Pipeline, PipelineConfig, Result, ScheduleKind};
+use pipeline::{DistributedModel, Pipeline, PipelineConfig, ReplicaGroups, Result, ScheduleKind};
 use training::{Checkpoint, CheckpointConfig, Checkpoints, OptimizerState, Sgd, SgdConfig};
 
 use crate::common::{Comm, ROWS, Trained, WIDTH, assert_equal, batch, loss, modules, values, weights};
@@ -37,7 +37,12 @@ fn train(
     let (stages, group) = (mesh.axis("pp")?.clone(), mesh.axis("dp")?.clone());
     let copy = group.rank();
     let micro_batches = MICRO_BATCHES / copies;
-    let config = PipelineConfig { schedule, micro_batches, dp: Some(group), ..PipelineConfig::default() };
+    let config = PipelineConfig {
+        schedule,
+        micro_batches,
+        dp: Some(ReplicaGroups::of(group)),
+        ..PipelineConfig::default()
+    };
     let example = Tensor::zeros((ROWS, WIDTH), DType::F64, &Device::Cpu).map_err(tensor)?;
     let mut pipeline = Pipeline::new(stages, &modules(3), &weights(), &example, loss, &config)?;
     let mut optimizer = sgd(&pipeline);

@@ -47,6 +47,7 @@
 //!
 //! Units can be recomputed in backward instead of keeping their intermediate results: [`Builder::recomputing`].
 
+mod counting;
 mod frozen;
 mod layers;
 mod model;
@@ -64,6 +65,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_core::{Result, Tensor, bail};
 use candle_nn::VarBuilder;
 
+pub use counting::{counting, is_counting};
 pub use frozen::frozen;
 pub use layers::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
 pub use model::Model;

@@ -112,7 +112,7 @@ impl GenerateOptions {
         if layout.pp > 1 || layout.dp > 1 {
             return Err(self
                 .spread
-                .refuse(&layout, "one copy of the model writes the text: give tp, shard or cp"));
+                .refuse(&layout, "one copy of the model writes the text: give tp, shard, cp or ep"));
         }
         let prompt = match (&self.prompt, &self.prompt_file) {
             (Some(prompt), _) => prompt.clone(),

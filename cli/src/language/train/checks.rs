@@ -101,9 +101,6 @@ fn check_experts(layout: &Layout, model: &ModelConfig) -> Result<()> {
         (ep, Some(experts)) if ep > experts.count => {
             format!("the model has {} experts: give ep at most as many", experts.count)
         }
-        _ if layout.shard > 1 || layout.pp > 1 => {
-            "ep is not there together with shard or pp, so far: leave out one of them".to_string()
-        }
         _ => return Ok(()),
     };
     Err(Error::Option { option: "--mesh", got: layout.to_string(), help })
