@@ -93,7 +93,8 @@ impl Host {
 
     /// Returns the options of layouts that would fit, the requested layout first.
     fn fitting(&self, subject: &Subject, training: &Training, layout: &Layout) -> Vec<String> {
-        let others = layouts(layout.ranks(), training.length).into_iter().filter(|other| other != layout);
+        let others = layouts(layout.ranks(), training.length, subject.experts());
+        let others = others.into_iter().filter(|other| other != layout);
         let all = std::iter::once(*layout).chain(others);
         let fits = |layout: Layout| {
             let rows = training.batch_size / layout.data_ranks().max(1);

@@ -36,7 +36,7 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
     let training = own.training(options.batch_size(), length, options.optimizer.map(Optimizer::from));
     recompute_fits(training.recompute, config.num_layers)?;
     let subject = Subject::new(config, lora);
-    let all = own.mesh.map_or_else(|| layouts(ranks, length), |layout| vec![layout]);
+    let all = own.mesh.map_or_else(|| layouts(ranks, length, subject.experts()), |layout| vec![layout]);
     let compared = subject.compare(&training, &all)?;
     let ranks = super::ranks(options, ranks)?;
     let table = LanguageTable { subject: &subject, training: &training, ranks: &ranks };

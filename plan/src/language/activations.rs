@@ -16,13 +16,14 @@ pub(super) struct PerToken<'a> {
     config: &'a ModelConfig,
     numbers: Numbers,
     tp: usize,
+    ep: usize,
     adapter_dropout: f64,
 }
 
 impl<'a> PerToken<'a> {
-    pub(super) fn new(subject: &'a Subject, numbers: Numbers, tp: usize) -> Self {
+    pub(super) fn new(subject: &'a Subject, numbers: Numbers, (tp, ep): (usize, usize)) -> Self {
         let adapter_dropout = subject.lora.as_ref().map_or(0.0, |lora| lora.config().dropout);
-        Self { config: &subject.config, numbers, tp, adapter_dropout }
+        Self { config: &subject.config, numbers, tp, ep, adapter_dropout }
     }
 
     /// Returns the bytes of a unit's output.
@@ -104,7 +105,9 @@ impl<'a> PerToken<'a> {
         let shared = experts.shared_width.map_or(0, |width| {
             self.activation(width) + self.wide(hidden, hidden) + self.wide(1, 0) + working + hidden * element
         });
-        experts.per_token * (of_each + working) + scores + hidden * element + shared
+        // Rows that have come from other ranks, and results that have come back.
+        let moved = if self.ep > 1 { 2 * hidden * element } else { 0 };
+        experts.per_token * (of_each + moved + working) + scores + hidden * element + shared
     }
 
     /// Returns the bytes kept by a block with selective recomputation: its input, and the results of matrix products
@@ -112,8 +115,11 @@ impl<'a> PerToken<'a> {
     pub(super) fn products(self, unit: &Unit) -> usize {
         let heads = self.config.num_heads / self.tp;
         let Numbers { element, working } = self.numbers;
-        let kept =
-            |layer: &super::outline::Layer| (layer.outputs * element) as f64 * layer.share(self.config);
+        // A rank's experts have the tokens of all ranks that divide them.
+        let ranks = |layer: &super::outline::Layer| if layer.is_expert() { self.ep as f64 } else { 1.0 };
+        let kept = |layer: &super::outline::Layer| {
+            (layer.outputs * element) as f64 * layer.share(self.config) * ranks(layer)
+        };
         let layers = unit.layers.iter().map(kept).sum::<f64>().round() as usize;
         // The scores of a router are a product, too.
         let is_sparse = unit.layers.iter().any(super::outline::Layer::is_expert);

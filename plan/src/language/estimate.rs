@@ -7,7 +7,7 @@ use super::{LayoutCost, StageCost, Subject, Training};
 use crate::{Error, Result};
 
 pub(super) fn estimate(subject: &Subject, training: &Training, layout: &Layout) -> Result<LayoutCost> {
-    check(training, layout)?;
+    check(subject, training, layout)?;
     let model = PartitionedModel::new(subject, training, layout)?;
     let stages = if layout.pp > 1 { model.pipeline()? } else { vec![(model.whole(), model.sent_whole())] };
     let stage = |(stage, (memory, sent))| StageCost { stage, memory, sent };
@@ -15,10 +15,15 @@ pub(super) fn estimate(subject: &Subject, training: &Training, layout: &Layout) 
 }
 
 /// Checks that the layout is valid and that the rows of a step can be divided over it.
-fn check(training: &Training, layout: &Layout) -> Result<()> {
+fn check(subject: &Subject, training: &Training, layout: &Layout) -> Result<()> {
     layout.check(layout.ranks()).map_err(|error| Error::layout(error.to_string()))?;
-    if layout.ep > 1 {
-        return Err(Error::layout("ep (divided experts) is not planned, so far: leave it out".to_string()));
+    let experts = subject.experts();
+    if layout.ep > 1 && experts < layout.ep {
+        let reason = match experts {
+            0 => format!("the model has no experts to divide over {} ranks", layout.ep),
+            _ => format!("{experts} experts cannot be divided over {} ranks", layout.ep),
+        };
+        return Err(Error::layout(reason));
     }
     if layout.cp > training.length {
         let (ranks, length) = (layout.cp, training.length);

@@ -18,9 +18,9 @@ pub struct LayoutComparison {
 /// Tokens of a row from which on layouts that divide rows are compared.
 const LONG: usize = 8192;
 
-/// Returns all combinations of `pp`, `dp`, `shard` and `tp`, for rows of 8,192 tokens or more also of `cp`, whose product is
-/// `ranks`.
-pub fn layouts(ranks: usize, length: usize) -> Vec<Layout> {
+/// Returns all combinations of `pp`, `dp`, `shard` and `tp`, for rows of 8,192 tokens or more also of `cp`, for a model with so many
+/// experts also of `ep`, whose product is `ranks`.
+pub fn layouts(ranks: usize, length: usize, experts: usize) -> Vec<Layout> {
     let divisors = |of: usize| (1..=of).filter(move |size| of.is_multiple_of(*size));
     let mut all = Vec::new();
     for pp in divisors(ranks) {
@@ -28,7 +28,10 @@ pub fn layouts(ranks: usize, length: usize) -> Vec<Layout> {
             for shard in divisors(ranks / pp / tp) {
                 let left = ranks / pp / tp / shard;
                 let cps = divisors(left).take_while(|cp| *cp == 1 || length >= LONG);
-                all.extend(cps.map(|cp| Layout { pp, dp: left / cp, shard, cp, ep: 1, tp }));
+                for cp in cps {
+                    let eps = divisors(left / cp).take_while(|ep| *ep == 1 || *ep <= experts);
+                    all.extend(eps.map(|ep| Layout { pp, dp: left / cp / ep, shard, cp, ep, tp }));
+                }
             }
         }
     }

@@ -85,14 +85,14 @@ impl PartitionedModel<'_> {
 
     /// Returns memory without pipeline stages.
     pub(super) fn whole(&self) -> Memory {
-        let Layout { dp, shard, .. } = self.layout;
+        let (Layout { shard, .. }, [_, copies]) = (self.layout, self.holders());
         let [all, trained] =
             [false, true].map(|trained| self.sum(|unit| unit.shard_elements(shard, trained)));
         let fixed = PersistentBytes {
             parameters: all * self.element(),
             gradients: trained * self.element(),
             optimizer: self.optimizer(trained),
-            copies: if dp > 1 && shard == 1 { trained * self.element() } else { 0.0 },
+            copies: if copies > 1 && shard == 1 { trained * self.element() } else { 0.0 },
         };
         if shard > 1 { fixed.with(self.sharded()) } else { fixed.with(self.copied()) }
     }
@@ -103,7 +103,7 @@ impl PartitionedModel<'_> {
         let gradients = self.sum(Unit::trained) * self.element();
         let sums = if self.accumulates() { self.summed(gradients) } else { 0.0 };
         // Data-parallel ranks accumulate directly in the buckets that are sent.
-        let both = if self.layout.dp > 1 { gradients } else { sums + gradients };
+        let both = if self.holders()[1] > 1 { gradients } else { sums + gradients };
         let kept = self.activations();
         let kept_on = kept + self.head_gradient() - self.passed_head();
         [

@@ -171,7 +171,13 @@ impl Subject {
     /// # Errors
     /// Sizes that the ranks do not divide.
     pub fn units(&self, layout: &Layout) -> Result<Vec<Unit>> {
-        outline::units((&self.config, self.lora.as_ref()), layout.tp, layout.pp > 1).map_err(Error::model)
+        outline::units((&self.config, self.lora.as_ref()), (layout.tp, layout.ep), layout.pp > 1)
+            .map_err(Error::model)
+    }
+
+    /// Returns the number of experts of a block; 0 without any.
+    pub fn experts(&self) -> usize {
+        self.config.experts.as_ref().map_or(0, |experts| experts.count)
     }
 
     /// Returns the number of all parameters, and of trained parameters.

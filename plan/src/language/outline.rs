@@ -7,12 +7,13 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use fsdp::FsdpConfig;
 use models::{CausalLm, Lora, ModelConfig};
+use ops::{DividedExperts, ExpertExchange};
 use training::build::{
     Builder, Division, Layers, Linear, LinearConfig, UnitPlace, UnitSource, Vocabulary, VocabularyConfig,
     WholeLayers,
 };
 
-/// Unit of a model, as held by the tensor-parallel rank with the largest part.
+/// Unit of a model, as held by the rank with the largest part of its layers, and of its experts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Unit {
     /// Its name.
@@ -50,7 +51,7 @@ pub struct Layer {
 impl Layer {
     /// Whether it belongs to one of several experts.
     pub(super) fn is_expert(&self) -> bool {
-        self.name.contains(".experts.")
+        is_of_expert(&self.name)
     }
 
     /// Returns the share of tokens that use it: the rest of an expert's parameters is not active.
@@ -86,25 +87,36 @@ impl Unit {
         trained.map(|tensor| tensor.elements.div_ceil(shard)).sum()
     }
 
+    /// Returns the number of trained elements of experts.
+    pub(super) fn trained_experts(&self) -> usize {
+        let own = self.tensors.iter().filter(|tensor| tensor.is_trained && is_of_expert(&tensor.name));
+        own.map(|tensor| tensor.elements).sum()
+    }
+
     /// Returns the number of trained elements.
     pub fn trained(&self) -> usize {
         self.tensors.iter().filter(|tensor| tensor.is_trained).map(|tensor| tensor.elements).sum()
     }
 }
 
-/// Returns the units of a model whose layers are divided over `tp` ranks. With `apart`, units are built separately, as
+/// Whether a parameter or layer belongs to one of several experts.
+fn is_of_expert(name: &str) -> bool {
+    name.contains(".experts.")
+}
+
+/// Returns the units of a model whose layers are divided over `tp` ranks, and its experts over `ep`. With `apart`, units are built separately, as
 /// in stages: then a tied head has its own copy of the embedding.
 pub(super) fn units(
     (config, lora): (&ModelConfig, Option<&Lora>),
-    tp: usize,
+    (tp, ep): (usize, usize),
     apart: bool,
 ) -> CandleResult<Vec<Unit>> {
-    let all = built((config, lora), tp, None)?;
+    let all = built((config, lora), (tp, ep), None)?;
     if !apart {
         return Ok(all);
     }
     // If the first unit, the embedding, is elsewhere, the last unit has its own table.
-    let mut others = built((config, lora), tp, all.first().map(|unit| unit.name.clone()))?;
+    let mut others = built((config, lora), (tp, ep), all.first().map(|unit| unit.name.clone()))?;
     if let (Some(first), Some(place)) = (all.into_iter().next(), others.first_mut()) {
         *place = first;
     }
@@ -113,12 +125,12 @@ pub(super) fn units(
 
 fn built(
     (config, lora): (&ModelConfig, Option<&Lora>),
-    tp: usize,
+    (tp, ep): (usize, usize),
     elsewhere: Option<String>,
 ) -> CandleResult<Vec<Unit>> {
     let found = Recorder { units: Arc::default(), adapters: lora.is_some() };
     let source = Source { found: found.clone(), elsewhere };
-    let layers = DividedLayers { ranks: tp, found: found.clone() };
+    let layers = DividedLayers { ranks: tp, of_experts: ep, found: found.clone() };
     let builder = Builder::of_units(Arc::new(source)).with_layers(Arc::new(layers));
     let builder = match lora {
         Some(lora) => lora.adapt(builder),
@@ -182,9 +194,33 @@ impl SimpleBackend for Recorder {
     }
 }
 
+/// The last of so many ranks that experts are divided over, which has most of them. Nothing is computed.
+#[derive(Debug)]
+struct LastOf(usize);
+
+impl ExpertExchange for LastOf {
+    fn rank(&self) -> usize {
+        self.0 - 1
+    }
+
+    fn ranks(&self) -> usize {
+        self.0
+    }
+
+    fn numbers(&self, _: &[u32]) -> CandleResult<Vec<Vec<u32>>> {
+        bail!("a plan does not compute")
+    }
+
+    fn rows(&self, _: &Tensor, _: &[usize], _: &[usize]) -> CandleResult<Tensor> {
+        bail!("a plan does not compute")
+    }
+}
+
 /// Layer factory that builds a rank's part of each layer.
 struct DividedLayers {
     ranks: usize,
+    /// Number of ranks that experts are divided over.
+    of_experts: usize,
     found: Recorder,
 }
 
@@ -223,6 +259,25 @@ impl Layers for DividedLayers {
 
     fn weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> CandleResult<Tensor> {
         WholeLayers.weight(vb, &self.part(vb, config)?)
+    }
+
+    fn experts(&self, count: usize) -> CandleResult<Option<DividedExperts>> {
+        match self.of_experts {
+            1 => Ok(None),
+            ranks => DividedExperts::new(count, Arc::new(LastOf(ranks))).map(Some),
+        }
+    }
+
+    fn weight_of_expert(
+        &self,
+        vb: &VarBuilder<'static>,
+        config: &LinearConfig,
+        (expert, count): (usize, usize),
+    ) -> CandleResult<Option<Tensor>> {
+        match self.experts(count)?.is_none_or(|divided| divided.own().contains(&expert)) {
+            true => self.weight(vb, config).map(Some),
+            false => Ok(None),
+        }
     }
 
     fn vocabulary(

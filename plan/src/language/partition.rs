@@ -21,6 +21,8 @@ pub(super) struct PartitionedModel<'a> {
     /// Ranks that each row is divided over.
     pub(super) cp: usize,
     pub(super) units: Vec<Unit>,
+    /// Elements of each unit, with the experts of all ranks: by them the model is cut into stages.
+    sizes: Vec<usize>,
     pub(super) kept: PerToken<'a>,
     /// Tokens of a rank's micro-batch.
     pub(super) tokens: f64,
@@ -32,13 +34,20 @@ pub(super) struct PartitionedModel<'a> {
 
 impl<'a> PartitionedModel<'a> {
     pub(super) fn new(subject: &'a Subject, training: &'a Training, layout: &Layout) -> Result<Self> {
+        let units = subject.units(layout)?;
+        let sizes = |units: &[Unit]| units.iter().map(Unit::elements).collect();
+        let sizes = match layout.ep {
+            1 => sizes(&units),
+            _ => sizes(&subject.units(&Layout { ep: 1, ..*layout })?),
+        };
         Ok(Self {
             subject,
             training,
             layout: layout.of_parameters(),
             cp: layout.cp,
-            units: subject.units(layout)?,
-            kept: PerToken::new(subject, training.numbers(), layout.tp),
+            units,
+            sizes,
+            kept: PerToken::new(subject, training.numbers(), (layout.tp, layout.ep)),
             tokens: training.tokens(layout) as f64,
             vocabulary: (subject.config.vocab_size.div_ceil(layout.tp) * subject.config.hidden_size) as f64,
             classes: subject.config.vocab_size as f64,
@@ -64,11 +73,18 @@ impl<'a> PartitionedModel<'a> {
     /// Returns the schedule of the pipeline, and the units of each of its stages.
     pub(super) fn stages(&self) -> Result<(Schedule, Vec<Range<usize>>)> {
         let (kind, ranks) = (self.training.schedule, self.layout.pp);
-        let costs: Vec<f64> = self.units.iter().map(|unit| unit.elements() as f64).collect();
+        let costs: Vec<f64> = self.sizes.iter().map(|elements| *elements as f64).collect();
         // First, because it refuses what has more stages than units: most layouts of many ranks, with the largest schedules.
         let ranges = split(&costs, ranks.saturating_mul(kind.stages_per_rank()))?;
         let micro_batches = self.training.micro_batches(&self.layout);
         Ok((Schedule::of(kind, ranks, kind.stages_per_rank(), micro_batches)?, ranges))
+    }
+
+    /// Returns the number of ranks that have copies of parameters, or shards of them: of experts, and of all others.
+    pub(super) fn holders(&self) -> [usize; 2] {
+        let Layout { dp, shard, ep, .. } = self.layout;
+        let own = dp.saturating_mul(shard);
+        [own, own.saturating_mul(ep)]
     }
 
     pub(super) fn element(&self) -> f64 {

@@ -32,7 +32,12 @@ impl Subject {
         let units = self.units(&Layout::default())?;
         let of = |cost: &LayoutCost| {
             let model = PartitionedModel::new(self, training, &cost.layout)?;
-            StepTime { model, units: &units, hardware }.seconds(&mut collectives)
+            let divided = match cost.layout.ep {
+                1 => None,
+                ep => Some(self.units(&Layout { ep, ..Layout::default() })?),
+            };
+            let held = divided.as_ref().unwrap_or(&units);
+            StepTime { model, units: &units, held, hardware }.seconds(&mut collectives)
         };
         compared.costs.iter().map(of).collect()
     }
@@ -42,18 +47,20 @@ struct StepTime<'a> {
     model: PartitionedModel<'a>,
     /// Units of the whole model.
     units: &'a [Unit],
+    /// The same with the experts of one rank.
+    held: &'a [Unit],
     hardware: &'a Hardware,
 }
 
 impl StepTime<'_> {
     fn seconds(&self, collectives: &mut Collectives<'_>) -> Result<f64> {
         let &PartitionedModel { training, layout, .. } = &self.model;
-        let Layout { pp, dp, shard, tp, .. } = layout;
+        let Layout { pp, dp, shard, ep, tp, .. } = layout;
         let micro_batches = training.micro_batches(&layout);
         let sharding = if shard > 1 && pp == 1 { Sharding::Over(shard) } else { Sharding::None };
         let schedule = training.schedule;
         let spread =
-            Spread { dp: dp * shard, tp, pp, sharding, schedule, micro_batches, ..Spread::default() };
+            Spread { dp: dp * shard * ep, tp, pp, sharding, schedule, micro_batches, ..Spread::default() };
         let work = self.work(sharding, self.imbalance()?);
         let mut step = predict_with(&work, &spread, collectives)?.step_s;
         if pp > 1 && shard > 1 {
@@ -80,8 +87,12 @@ impl StepTime<'_> {
 
     fn work(&self, sharding: Sharding, imbalance: f64) -> Work {
         let (element, tokens) = (self.model.training.dtype.size_in_bytes(), self.model.tokens);
-        let sum = |of: fn(&Unit) -> usize| self.units.iter().map(of).sum::<usize>() as f64;
-        let (all, trained) = (sum(Unit::elements), sum(Unit::trained));
+        let sum = |of: &dyn Fn(&Unit) -> usize| self.held.iter().map(of).sum::<usize>() as f64;
+        // Where nobody else has the same experts, their gradients are not averaged.
+        let alone = self.model.layout.ep > 1 && self.model.holders()[0] == 1;
+        let averaged = |unit: &Unit| unit.trained() - if alone { unit.trained_experts() } else { 0 };
+        let sent = |unit: &Unit| if sharding == Sharding::None { averaged(unit) } else { unit.elements() };
+        let (all, trained) = (sum(&sent), sum(&Unit::trained));
         let output_bytes = tokens as usize * self.model.subject.config.hidden_size * element;
         let last = self.units.len() - 1;
         let layer = |(place, unit): (usize, &Unit)| {
@@ -99,7 +110,7 @@ impl StepTime<'_> {
             };
             Layer {
                 // Frozen parameters are gathered, but their gradients are not averaged.
-                parameters: if sharding == Sharding::None { unit.trained() } else { unit.elements() },
+                parameters: sent(unit),
                 forward_s: forward * imbalance + wait_ahead,
                 backward_s: (backward + again) * imbalance + wait_back,
                 output_bytes,
@@ -109,14 +120,30 @@ impl StepTime<'_> {
         };
         let optimizer = self.model.training.optimizer.numbers();
         let optimizer = self.hardware.optimizer_s(optimizer, size_of::<f32>() as u64);
-        let share = if sharding == Sharding::None { 1.0 } else { trained / all };
-        let layers = self.units.iter().enumerate().map(layer).collect();
+        let share = trained / all.max(1.0);
+        let layers = self.held.iter().enumerate().map(layer).collect();
         Work { layers, optimizer_s: optimizer * share, element_bytes: element, gathered_bytes: element }
     }
 
-    /// Returns the seconds that a rank of `cp` waits in a unit for keys and values of others, forward and backward: what the
-    /// computation of its attention does not hide.
+    /// Returns the seconds that a rank waits in a unit for what others send, forward and backward.
     fn waiting(&self, place: usize) -> [f64; 2] {
+        let (keys, rows) = (self.waiting_for_keys(place), self.waiting_for_rows(place));
+        [keys[0] + rows[0], keys[1] + rows[1]]
+    }
+
+    /// Returns the seconds that a rank of `ep` waits for the rows of tokens, and for their results: nothing hides them.
+    fn waiting_for_rows(&self, place: usize) -> [f64; 2] {
+        let Layout { ep, tp, .. } = self.model.layout;
+        let link = self.hardware.network.link(0, ep.saturating_sub(1) * tp);
+        self.model.sent_to_experts(place).map(|bytes| match bytes > 0.0 {
+            true => link.s_per_byte * bytes + 2.0 * link.latency * (ep - 1) as f64,
+            false => 0.0,
+        })
+    }
+
+    /// Returns the seconds that a rank of `cp` waits for keys and values of others: what the computation of its attention does not
+    /// hide.
+    fn waiting_for_keys(&self, place: usize) -> [f64; 2] {
         let PartitionedModel { subject, training, layout, cp, tokens, .. } = &self.model;
         let [ahead, back] = self.model.exchanged(place);
         if ahead == 0.0 {
@@ -169,11 +196,22 @@ mod tests {
         Subject::new(ModelConfig::from_json(json).unwrap(), None)
     }
 
+    fn experts() -> Subject {
+        let json = r#"{"model_type": "mixtral", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6,
+             "num_attention_heads": 4, "num_key_value_heads": 4, "hidden_act": "silu", "max_position_embeddings": 64,
+             "rms_norm_eps": 1e-5, "initializer_range": 0.1, "num_local_experts": 8, "num_experts_per_tok": 2}"#;
+        Subject::new(ModelConfig::from_json(json).unwrap(), None)
+    }
+
     fn seconds(training: &Training, layout: &str, link: Link) -> f64 {
+        seconds_of(&subject(), training, layout, link)
+    }
+
+    fn seconds_of(subject: &Subject, training: &Training, layout: &str, link: Link) -> f64 {
         let network = Network::one_node("test", link, 0.0, false);
         let hardware = Hardware { network, flops: 1e9, memory_bandwidth: f64::INFINITY };
-        let compared = subject().compare(training, &[layout.parse().unwrap()]).unwrap();
-        subject().seconds(training, &compared, &hardware).unwrap()[0]
+        let compared = subject.compare(training, &[layout.parse().unwrap()]).unwrap();
+        subject.seconds(training, &compared, &hardware).unwrap()[0]
     }
 
     #[test]
@@ -219,6 +257,23 @@ mod tests {
     }
 
     #[test]
+    fn rows_for_experts_take_their_time() {
+        let (subject, link) = (experts(), Link { latency: 0.0, s_per_byte: 1e-8 });
+        let training = Training { batch_size: 8, length: 32, ..Training::default() };
+        let flops = 8.0 * subject.training_flops(32, 32.0).unwrap() / 1e9;
+        for layout in ["ep=4", "dp=2,ep=2", "shard=2,ep=2", "ep=2,tp=2", "pp=2,ep=2"] {
+            let cost = subject.estimate(&training, &layout.parse().unwrap()).unwrap();
+            let alone = seconds_of(&subject, &training, layout, Link::default());
+            if !layout.contains("pp") {
+                assert!((alone * 4.0 / flops - 1.0).abs() < 1e-9, "{layout}: {alone}, {flops}");
+            }
+            let more = seconds_of(&subject, &training, layout, link) - alone;
+            let sent = cost.sent() * link.s_per_byte;
+            assert!(more > 0.5 * sent && more < 2.0 * sent, "{layout}: {more}, {sent}");
+        }
+    }
+
+    #[test]
     fn keys_arrive_while_attention_is_computed() {
         let training = Training { batch_size: 1, length: 64, ..Training::default() };
         let subject = subject();
@@ -228,7 +283,7 @@ mod tests {
             let network = Network::one_node("test", Link { latency: 0.0, s_per_byte }, 0.0, overlaps);
             let hardware = Hardware { network, flops: 1e9, memory_bandwidth: f64::INFINITY };
             let model = PartitionedModel::new(&subject, &training, &compared.costs[0].layout).unwrap();
-            StepTime { model, units: &units, hardware: &hardware }.waiting(1)
+            StepTime { model, units: &units, held: &units, hardware: &hardware }.waiting(1)
         };
         let [slow, fast] = [1e-6, 1e-12];
         assert_eq!(seconds(fast, true), [0.0; 2]);
