@@ -32,28 +32,23 @@ pub(crate) fn restart_before_first_step(
             joined => return joined,
         }
     }
-    loop {
-        if matches!(error, Error::RestartFromBeginning) {
-            // Some rank had not begun training, or no rank has the state; all ranks learned that in the same all-gather.
-            (rank.stage, rank.newcomer) = (RankPhase::Prepared, false);
-            return Ok(());
-        }
-        if rank.newcomer || rank.stage >= RankPhase::AtWork {
-            return Err(error);
-        }
-        let lost = rank.shrink(elastic, error)?;
-        error = match rank.exchange_phases() {
-            Ok(stages) => {
-                rank.stage = stages.into_iter().max().unwrap_or(rank.stage).min(RankPhase::Prepared);
-                if rank.is_first() {
-                    let left = rank.comm.world_size();
-                    note(format_args!("{lost}; {left} of the ranks start again, before the first step"));
-                }
-                return Ok(());
-            }
-            Err(error) => error,
-        };
+    if matches!(error, Error::RestartFromBeginning) {
+        // Some rank had not begun training, or no rank has the state; all ranks learned that in the same all-gather.
+        (rank.stage, rank.newcomer) = (RankPhase::Prepared, false);
+        return Ok(());
     }
+    if rank.newcomer || rank.stage >= RankPhase::AtWork {
+        return Err(error);
+    }
+    rank.after_loss(elastic, error, |rank, _, lost| {
+        let stages = rank.exchange_phases()?;
+        rank.stage = stages.into_iter().max().unwrap_or(rank.stage).min(RankPhase::Prepared);
+        if rank.is_first() {
+            let left = rank.comm.world_size();
+            note(format_args!("{lost}; {left} of the ranks start again, before the first step"));
+        }
+        Ok(())
+    })
 }
 
 impl Rank {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use comm::{Operation, all_gather_object, gather_object};
+use comm::{Communicator, Operation, all_gather_object, gather_object};
 use report::trace::{self, RankTrace};
 
 use super::{Rank, RankPhase};
@@ -41,6 +41,27 @@ impl Rank {
         Ok(lost)
     }
 
+    /// Goes on after the loss of a rank: calls `go_on` in the group of the ranks that are left, with the group before and the
+    /// loss, and again each time that a rank is lost in it.
+    ///
+    /// # Errors
+    /// Those of `shrink`: too few ranks are left, or an error that is no loss, of `go_on` too.
+    pub(crate) fn after_loss<T>(
+        &mut self,
+        elastic: Option<ElasticRanks>,
+        mut error: Error,
+        mut go_on: impl FnMut(&mut Self, &dyn Communicator, &comm::Error) -> Result<T>,
+    ) -> Result<T> {
+        loop {
+            let before = self.comm.clone();
+            let lost = self.shrink(elastic, error)?;
+            match go_on(self, &*before, &lost) {
+                Err(next) => error = next,
+                outcome => return outcome,
+            }
+        }
+    }
+
     /// Exchanges the phases of all ranks after a loss, and takes the furthest one if training is over.
     pub(crate) fn exchange_phases(&mut self) -> Result<Vec<RankPhase>> {
         let phases: Vec<RankPhase> = all_gather_object(&*self.comm, &self.stage)?;
@@ -64,19 +85,17 @@ impl Rank {
         report: impl FnOnce(&Self) -> Result<()>,
     ) -> Result<()> {
         let (limit, mut report) = (elastic.map(|_| timeout), Some(report));
-        let mut outcome = self.conclude_in_group(limit, trace.as_ref(), &mut report);
-        while let Err(error) = outcome {
-            match self.shrink(elastic, error) {
-                Ok(_) => {}
-                // Nothing is left to do.
-                Err(_) if self.stage == RankPhase::Concluded => return Ok(()),
-                Err(error) => return Err(error),
-            }
-            outcome = self
-                .exchange_phases()
-                .and_then(|_| self.conclude_in_group(limit, trace.as_ref(), &mut report));
+        let ended = self.conclude_in_group(limit, trace.as_ref(), &mut report).or_else(|error| {
+            self.after_loss(elastic, error, |rank, _, _| {
+                rank.exchange_phases()?;
+                rank.conclude_in_group(limit, trace.as_ref(), &mut report)
+            })
+        });
+        match ended {
+            // Nothing is left to do.
+            Err(_) if self.stage == RankPhase::Concluded => Ok(()),
+            ended => ended,
         }
-        Ok(())
     }
 
     /// Does what is left to do in the current group. `limit` is the time-out, in an elastic run; `report` is taken when it

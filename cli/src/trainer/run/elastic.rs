@@ -82,30 +82,22 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     /// If a rank that is left knows that all have completed the run, nothing is done; this one is then
     /// [`RankPhase::Trained`].
     pub(super) fn recover(&mut self, rank: &mut Rank, run: &mut Run<'_, '_>, error: Error) -> Result<()> {
-        let (began, mut error) = (Instant::now(), error);
-        loop {
-            let before = rank.comm.clone();
-            let lost = rank.shrink(run.config.elastic, error)?;
+        let began = Instant::now();
+        rank.after_loss(run.config.elastic, error, |rank, before, lost| {
             let left = rank.comm.world_size();
-            let gone_on = self
-                .continue_in_group(&*before, rank, run)
-                .and_then(|()| self.wait_for_replacements(rank, run, &lost));
-            error = match gone_on {
-                Ok(()) => {
-                    if rank.is_first() && rank.stage == RankPhase::AtWork {
-                        let Position { epoch, batch, step } = self.at;
-                        let ranks = if left == 1 { "1 rank".to_string() } else { format!("{left} ranks") };
-                        note(format_args!(
-                            "{lost}; {ranks} of {} go on at epoch {epoch}, batch {batch} (step {step}), after {:.3} s",
-                            before.world_size(),
-                            began.elapsed().as_secs_f64()
-                        ));
-                    }
-                    return Ok(());
-                }
-                Err(error) => error,
-            };
-        }
+            self.continue_in_group(before, rank, run)?;
+            self.wait_for_replacements(rank, run, lost)?;
+            if rank.is_first() && rank.stage == RankPhase::AtWork {
+                let Position { epoch, batch, step } = self.at;
+                let ranks = if left == 1 { "1 rank".to_string() } else { format!("{left} ranks") };
+                note(format_args!(
+                    "{lost}; {ranks} of {} go on at epoch {epoch}, batch {batch} (step {step}), after {:.3} s",
+                    before.world_size(),
+                    began.elapsed().as_secs_f64()
+                ));
+            }
+            Ok(())
+        })
     }
 
     /// If too few ranks are left, waits for replacements that are starting, and admits them.
