@@ -1,7 +1,7 @@
 //! What each rank holds: all of the model.
 
 use comm::Communicator;
-use strategy::{DistributedModel, Piece};
+use strategy::{DistributedModel, ModelCopy, Piece};
 
 use crate::{Ddp, Error, Result};
 
@@ -22,8 +22,8 @@ impl<M> DistributedModel for Ddp<M> {
         Vec::new()
     }
 
-    fn is_first_copy(&self) -> bool {
-        self.comm().is_ok_and(|comm| comm.rank() == 0)
+    fn copy(&self) -> ModelCopy {
+        ModelCopy::along(self.comm().ok())
     }
 
     fn pieces(&self) -> Result<Vec<Piece>> {

@@ -2,7 +2,7 @@
 
 use candle_core::Var;
 use comm::Communicator;
-use strategy::{DistributedModel, Piece, Region};
+use strategy::{DistributedModel, ModelCopy, Piece, Region};
 
 use crate::{Error, Fsdp, Result};
 
@@ -23,8 +23,8 @@ impl<M> DistributedModel for Fsdp<M> {
         self.core().groups.shard.iter().chain(&self.norm.others).map(|group| &**group).collect()
     }
 
-    fn is_first_copy(&self) -> bool {
-        self.core().groups.dp.as_ref().is_none_or(|copies| copies.all().rank() == 0)
+    fn copy(&self) -> ModelCopy {
+        ModelCopy::along(self.core().groups.dp.as_ref().map(|copies| &**copies.all()))
     }
 
     fn pieces(&self) -> Result<Vec<Piece>> {

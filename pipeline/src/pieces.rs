@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use candle_core::Var;
 use comm::Communicator;
-use strategy::{DistributedModel, Piece, Region};
+use strategy::{DistributedModel, ModelCopy, Piece, Region};
 
 use crate::{Error, Pipeline, Result};
 
@@ -25,8 +25,8 @@ impl DistributedModel for Pipeline {
         self.groups().tp.iter().chain([&self.groups().pp]).map(|group| &**group).collect()
     }
 
-    fn is_first_copy(&self) -> bool {
-        self.groups().copies().is_none_or(|copies| copies.rank() == 0)
+    fn copy(&self) -> ModelCopy {
+        ModelCopy::along(self.groups().copies().map(|copies| &**copies))
     }
 
     fn pieces(&self) -> Result<Vec<Piece>> {

@@ -10,6 +10,7 @@ mod average;
 pub mod checkpoint;
 mod error;
 mod keep_alive;
+mod model_copy;
 mod norm;
 mod parameter_difference;
 mod piece;
@@ -36,6 +37,7 @@ pub use agreement::{all_agree, all_agree_with, first_of};
 pub use average::{BucketAverage, average_gradients};
 pub use error::{Error, Result};
 pub use keep_alive::with_keep_alive;
+pub use model_copy::ModelCopy;
 pub use parameter_difference::ParameterDifference;
 pub use piece::Piece;
 pub use region::Region;
@@ -66,8 +68,8 @@ pub trait DistributedModel {
     /// Returns the groups along which ranks hold different elements.
     fn partition_groups(&self) -> Vec<&dyn Communicator>;
 
-    /// Whether this rank belongs to the first copy of the model, which writes checkpoints.
-    fn is_first_copy(&self) -> bool;
+    /// Returns to which copy of the model this rank belongs: copies hold the same elements, and share the writing of a checkpoint.
+    fn copy(&self) -> ModelCopy;
 
     /// Returns this rank's pieces of trained parameters, in the order of the variables, and then of buffers.
     ///
@@ -163,7 +165,7 @@ pub trait DistributedModel {
         optimizer: Option<&dyn OptimizerState>,
     ) -> Result<DeferredSnapshot, Self::Error> {
         let (rank, _) = rank_and_count(&self.groups());
-        DeferredSnapshot::of(self, format!("{RANK_FILE}{rank:05}"), self.is_first_copy(), optimizer)
+        DeferredSnapshot::of(self, format!("{RANK_FILE}{rank:05}"), self.copy(), optimizer)
     }
 
     /// Writes a checkpoint on this rank alone, which must hold the whole model.
@@ -176,7 +178,8 @@ pub trait DistributedModel {
         optimizer: Option<&dyn OptimizerState>,
         checkpoint: &Checkpoint,
     ) -> Result<PathBuf, Self::Error> {
-        let snapshot = DeferredSnapshot::of(self, format!("{RANK_FILE}{:05}", 0), true, optimizer)?.copy()?;
+        let file = format!("{RANK_FILE}{:05}", 0);
+        let snapshot = DeferredSnapshot::of(self, file, ModelCopy::ONLY, optimizer)?.copy()?;
         Ok(snapshot.write(&[], checkpoints, checkpoint)?)
     }
 

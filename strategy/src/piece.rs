@@ -16,7 +16,7 @@ pub struct Piece {
     /// The variable; it may have more elements, which are padding.
     pub var: Var,
     /// Whether this rank is the first of those in its copy of the model that hold these elements: it contributes their
-    /// gradients to the norm, and in the first copy it writes them to checkpoints.
+    /// gradients to the norm, and writes its copy's share of them to checkpoints.
     pub is_first: bool,
     /// Whether it is state that is not trained, such as running statistics, which differ between ranks.
     pub is_buffer: bool,

@@ -31,6 +31,12 @@ impl Region {
         Self { dims: dims.to_vec(), runs, window: 0..len }
     }
 
+    /// Returns a range of this region's elements.
+    pub(crate) fn within(&self, range: &Range<usize>) -> Self {
+        let window = self.window.start + range.start..self.window.start + range.end;
+        Self { window, ..self.clone() }
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.window.len()

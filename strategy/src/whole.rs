@@ -111,7 +111,7 @@ fn describe<M: DistributedModel + ?Sized>(
 ) -> std::result::Result<(Vec<Piece>, Vec<Whole>), M::Error> {
     model.check()?;
     let pieces = all_agree(model.groups(), model.pieces())?;
-    let writes = pieces.iter().filter(|piece| model.is_first_copy() && piece.is_described());
+    let writes = pieces.iter().filter(|piece| model.copy().number == 0 && piece.is_described());
     let own: Vec<NamedPart> = writes
         .map(|piece| {
             let dtype = piece.var.dtype().as_str().to_string();

@@ -1,7 +1,7 @@
 //! What each rank holds of a divided model.
 
 use comm::Communicator;
-use strategy::{DistributedModel, Piece, Region};
+use strategy::{DistributedModel, ModelCopy, Piece, Region};
 
 use crate::{Error, Parameter, Result, Split, TensorParallel};
 
@@ -22,8 +22,8 @@ impl<M> DistributedModel for TensorParallel<M> {
         vec![&**self.context().comm()]
     }
 
-    fn is_first_copy(&self) -> bool {
-        self.dp().is_none_or(|dp| dp.rank() == 0)
+    fn copy(&self) -> ModelCopy {
+        ModelCopy::along(self.dp().map(|dp| &**dp))
     }
 
     fn pieces(&self) -> Result<Vec<Piece>> {

@@ -1,6 +1,7 @@
 //! Optimizer state: buffers of each parameter, saving and loading.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::backend::BackendStorage;
@@ -72,7 +73,8 @@ pub struct DeferredCopy {
 enum CopySource {
     Copied(Tensor),
     Tensor(Tensor),
-    Host(Arc<CpuStorage>),
+    /// From this element on.
+    Host(Arc<CpuStorage>, usize),
 }
 
 impl DeferredCopy {
@@ -83,7 +85,7 @@ impl DeferredCopy {
 
     /// The copy of an optimizer's numbers on a CPU; a step before it is made copies them itself.
     pub(crate) fn of_storage(storage: Arc<CpuStorage>, shape: &Shape, dtype: DType) -> Self {
-        Self { shape: shape.clone(), dtype, source: CopySource::Host(storage) }
+        Self { shape: shape.clone(), dtype, source: CopySource::Host(storage, 0) }
     }
 
     /// Wraps a tensor that is already a copy, and that nobody else uses.
@@ -106,21 +108,21 @@ impl DeferredCopy {
         !matches!(self.source, CopySource::Copied(_))
     }
 
-    /// Copies only the first `len` elements, to a tensor of one dimension.
+    /// Copies only a range of the elements, to a tensor of one dimension.
     ///
     /// # Errors
     /// candle's, if there are fewer.
-    pub fn first(mut self, len: usize) -> candle_core::Result<Self> {
+    pub fn range(mut self, range: Range<usize>) -> candle_core::Result<Self> {
+        let (start, len, count) = (range.start, range.len(), self.shape.elem_count());
+        if range.end > count {
+            bail!("elements {start} to {} of {count}", range.end);
+        }
+        let narrow = |tensor: Tensor| tensor.flatten_all()?.narrow(0, start, len);
         self.source = match self.source {
-            CopySource::Copied(tensor) if len == self.shape.elem_count() => {
-                CopySource::Copied(tensor.flatten_all()?)
-            }
-            CopySource::Copied(tensor) => {
-                CopySource::Copied(tensor.flatten_all()?.narrow(0, 0, len)?.force_contiguous()?)
-            }
-            CopySource::Tensor(tensor) => CopySource::Tensor(tensor.flatten_all()?.narrow(0, 0, len)?),
-            CopySource::Host(storage) if len <= self.shape.elem_count() => CopySource::Host(storage),
-            CopySource::Host(_) => bail!("{len} of {} elements", self.shape.elem_count()),
+            CopySource::Copied(tensor) if len == count => CopySource::Copied(tensor.flatten_all()?),
+            CopySource::Copied(tensor) => CopySource::Copied(narrow(tensor)?.force_contiguous()?),
+            CopySource::Tensor(tensor) => CopySource::Tensor(narrow(tensor)?),
+            CopySource::Host(storage, first) => CopySource::Host(storage, first + start),
         };
         self.shape = len.into();
         Ok(self)
@@ -152,10 +154,10 @@ impl DeferredCopy {
         };
         match (self.source, spare.filter(fits)) {
             (CopySource::Copied(tensor), _) => Ok(tensor),
-            (CopySource::Host(storage), Some(spare)) => {
-                over(spare, &storage, &Layout::contiguous(&self.shape))
+            (CopySource::Host(storage, first), Some(spare)) => {
+                over(spare, &storage, &Layout::contiguous_with_offset(&self.shape, first))
             }
-            (CopySource::Host(storage), None) => copied(&storage, &self.shape),
+            (CopySource::Host(storage, first), None) => copied(&storage, first, &self.shape),
             (CopySource::Tensor(tensor), spare) => match (&*tensor.storage_and_layout().0, spare) {
                 (Storage::Cpu(storage), Some(spare)) => over(spare, storage, tensor.layout()),
                 _ => tensor.force_contiguous(),
@@ -262,12 +264,12 @@ impl Buffer {
     }
 }
 
-fn copied(storage: &CpuStorage, shape: &Shape) -> candle_core::Result<Tensor> {
-    let count = shape.elem_count();
+fn copied(storage: &CpuStorage, start: usize, shape: &Shape) -> candle_core::Result<Tensor> {
+    let range = start..start + shape.elem_count();
     match storage {
-        CpuStorage::F64(data) => Tensor::from_slice(&data[..count], shape, &Device::Cpu),
-        CpuStorage::F16(data) => Tensor::from_slice(&data[..count], shape, &Device::Cpu),
-        CpuStorage::BF16(data) => Tensor::from_slice(&data[..count], shape, &Device::Cpu),
-        other => Tensor::from_slice(&f32::cpu_storage_as_slice(other)?[..count], shape, &Device::Cpu),
+        CpuStorage::F64(data) => Tensor::from_slice(&data[range], shape, &Device::Cpu),
+        CpuStorage::F16(data) => Tensor::from_slice(&data[range], shape, &Device::Cpu),
+        CpuStorage::BF16(data) => Tensor::from_slice(&data[range], shape, &Device::Cpu),
+        other => Tensor::from_slice(&f32::cpu_storage_as_slice(other)?[range], shape, &Device::Cpu),
     }
 }

@@ -83,11 +83,13 @@ impl Host {
     fn needed(&self, cost: &LayoutCost) -> f64 {
         let Layout { pp, dp, .. } = cost.layout;
         let each = (cost.layout.ranks() / pp) as f64;
-        // Only the first copy of the model is saved.
-        let saved = |memory: &Memory| if self.saves { memory.parameters + memory.optimizer } else { 0.0 };
-        let all = cost.stages.iter().map(|stage| &stage.memory);
-        let most = all.clone().map(|memory| memory.total() + saved(memory)).fold(0.0, f64::max);
-        let sum: f64 = all.map(|memory| each * (memory.total() + saved(memory) / dp as f64)).sum();
+        // Copies of the model share the copy that is saved.
+        let saved = |memory: &Memory| {
+            if self.saves { (memory.parameters + memory.optimizer) / dp as f64 } else { 0.0 }
+        };
+        let all = cost.stages.iter().map(|stage| stage.memory.total() + saved(&stage.memory));
+        let most = all.clone().fold(0.0, f64::max);
+        let sum: f64 = all.map(|memory| each * memory).sum();
         MARGIN * sum.min(most * self.ranks as f64) + PROCESS * self.ranks as f64
     }
 

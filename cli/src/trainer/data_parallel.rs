@@ -10,8 +10,8 @@ use ddp::Ddp;
 use ops::activation_bytes;
 use report::counted;
 use report::metrics::MemoryUse;
-use strategy::DistributedModel;
 use strategy::checkpoint::{DeferredSnapshot, Receiver, transfer};
+use strategy::{DistributedModel, ModelCopy};
 use training::{Checkpoint, Checkpoints, Contents, OptimizerState, named_vars};
 
 use crate::error::Result;
@@ -135,7 +135,7 @@ where
 {
     fn share(&mut self, comm: &dyn Communicator, root: usize, receives: bool) -> Result<()> {
         let is_root = comm.rank() == root;
-        let own = || DeferredSnapshot::of(&self.ddp, String::new(), true, Some(&self.optimizer));
+        let own = || DeferredSnapshot::of(&self.ddp, String::new(), ModelCopy::ONLY, Some(&self.optimizer));
         let own = if is_root { Some(own()?.copy()?) } else { None };
         let receiver = match receives {
             true => Some(Receiver { pieces: self.ddp.pieces()?, optimizer: &mut self.optimizer }),

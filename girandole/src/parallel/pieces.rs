@@ -6,7 +6,7 @@ use std::ops::Range;
 use candle_core::Var;
 use comm::Communicator;
 use strategy::checkpoint::{DeferredSnapshot, Snapshot};
-use strategy::{DistributedModel, Piece, Region};
+use strategy::{DistributedModel, ModelCopy, Piece, Region};
 use training::build::Model;
 use training::internal::Runs;
 use training::{LossScaler, LossScalerState, OptimizerState};
@@ -26,10 +26,10 @@ impl<M: Model> Parallel<M> {
 }
 
 impl<M: Model> Parallel<M> {
-    /// Copies what this rank would write if it belonged to the first copy of the model.
-    pub(crate) fn snapshot_as_first_copy(&self, optimizer: &dyn OptimizerState) -> Result<Snapshot> {
+    /// Copies what this rank would write if its copy of the model were the only one.
+    pub(crate) fn snapshot_as_only_copy(&self, optimizer: &dyn OptimizerState) -> Result<Snapshot> {
         let file = format!("{:?}", self.place());
-        Ok(DeferredSnapshot::of(self, file, true, Some(optimizer))?.copy()?)
+        Ok(DeferredSnapshot::of(self, file, ModelCopy::ONLY, Some(optimizer))?.copy()?)
     }
 }
 
@@ -53,8 +53,8 @@ impl<M: Model> DistributedModel for Parallel<M> {
             .collect()
     }
 
-    fn is_first_copy(&self) -> bool {
-        self.rank_along("dp") == 0
+    fn copy(&self) -> ModelCopy {
+        ModelCopy::along(self.axes.of_parameters.axis("dp").ok().map(|copies| &**copies))
     }
 
     fn pieces(&self) -> Result<Vec<Piece>> {

@@ -101,6 +101,28 @@ fn a_run_in_bf16_goes_on_to_the_bit() {
 }
 
 #[test]
+fn copies_of_the_model_share_the_writing() {
+    for (layout, writers) in [("dp=4", 4), ("pp=2,dp=2", 4), ("dp=3,tp=2", 6), ("shard=2", 2)] {
+        let (setup, dir) = (Setup::default(), tempfile::tempdir().unwrap());
+        go_on(setup, layout, dir.path(), 1);
+        let contents = open(dir.path()).latest().unwrap().unwrap();
+        let written = contents.files.keys().map(|name| {
+            let tensors =
+                girandole::training::load_tensors(&contents.path(name), &candle_core::Device::Cpu).unwrap();
+            let of_floats = tensors.values().filter(|tensor| tensor.dtype().is_float());
+            of_floats.map(candle_core::Tensor::elem_count).sum::<usize>()
+        });
+        let written: Vec<usize> = written.collect();
+        assert_eq!(written.len(), writers, "{layout}");
+        if !layout.contains("pp") && !layout.contains("tp") {
+            // Parameters and two means of each, as evenly as three can be cut in whole elements.
+            let (least, most) = (written.iter().min().unwrap(), written.iter().max().unwrap());
+            assert!(most - least <= 3, "{layout}: {written:?}");
+        }
+    }
+}
+
+#[test]
 fn a_checkpoint_is_a_source_of_weights() {
     let (setup, dir) = (Setup::default(), tempfile::tempdir().unwrap());
     go_on(setup, "pp=2,shard=2,tp=2", dir.path(), 3);

@@ -129,7 +129,8 @@ fn add(
     parallel: &Parallel<CausalLm>,
     gradients: Option<&GradStore>,
 ) -> girandole::Result<()> {
-    for piece in parallel.pieces()?.into_iter().filter(|piece| piece.is_first && parallel.is_first_copy()) {
+    for piece in parallel.pieces()?.into_iter().filter(|piece| piece.is_first && parallel.copy().number == 0)
+    {
         let mut whole = whole.lock().unwrap();
         let (into, values) = match gradients {
             Some(gradients) => (&mut whole.gradients, gradients.get(&piece.var).expect("a gradient").clone()),

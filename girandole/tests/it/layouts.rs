@@ -41,7 +41,8 @@ fn train_for(steps: usize, layout: &str, setup: Setup) -> Trained {
         let losses = (0..steps).map(|number| step_of(&mut parallel, &mut optimizer, number, &setup));
         let losses = losses.collect::<girandole::Result<Vec<f64>>>()?;
         let evaluated = parallel.evaluate_batch(&own_rows(&parallel, steps, &setup)?)?.loss;
-        for piece in parallel.pieces()?.into_iter().filter(|piece| piece.is_first && parallel.is_first_copy())
+        for piece in
+            parallel.pieces()?.into_iter().filter(|piece| piece.is_first && parallel.copy().number == 0)
         {
             let mut whole = whole.lock().unwrap();
             let len = piece.region.dims.iter().product();

@@ -1,13 +1,14 @@
 //! A rank's contribution to a checkpoint: copied at once, or while the next step is computed.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use training::{DeferredCopy, LossScalerState, OptimizerState};
 
 use super::manifest::{NamedPart, OptimizerEntry, Part, model_key, optimizer_key};
-use crate::{DistributedModel, Piece, Result};
+use crate::{DistributedModel, ModelCopy, Piece, Result};
 
 /// One rank's contribution to a checkpoint: copies, which later steps do not change.
 #[derive(Debug)]
@@ -91,46 +92,48 @@ pub fn reserve(sizes: Vec<(String, usize, DType)>) -> candle_core::Result<SpareT
 }
 
 impl DeferredSnapshot {
-    /// Prepares what a rank contributes to a checkpoint, under this name; `writes`: whether its copy of the model is the one
-    /// that is written.
+    /// Prepares what a rank contributes to a checkpoint, under this name: of the pieces that it is the first in its copy of the
+    /// model to hold, the share of this copy.
     ///
     /// # Errors
     /// An optimizer that was not made from the model's named variables.
     pub fn of<M: DistributedModel + ?Sized>(
         model: &M,
         file: String,
-        writes: bool,
+        copy: ModelCopy,
         optimizer: Option<&dyn OptimizerState>,
     ) -> std::result::Result<Self, M::Error> {
         let pieces = model.pieces()?;
+        let shares = copy.shares(&pieces);
         let (mut tensors, mut parts) = (Vec::new(), Vec::new());
-        for piece in pieces.iter().filter(|piece| writes && piece.is_described()) {
-            if !piece.region.is_empty() {
-                tensors.push((model_key(&piece.name), copy_of(piece)?));
+        for (piece, share) in pieces.iter().zip(&shares) {
+            let Some(share) = share else { continue };
+            if !share.is_empty() {
+                tensors.push((model_key(&piece.name), copy_of(piece, share)?));
             }
             let dtype = piece.var.dtype().as_str().to_string();
-            let part = Part::of(&file, &piece.region);
+            let part = Part::of(&file, &piece.region.within(share));
             parts.push((piece.name.clone(), piece.region.dims.clone(), dtype, part));
         }
         let state = optimizer.map(|optimizer| optimizer.state_later()).transpose()?;
         let mut optimizer = state.as_ref().map(|_| BTreeMap::new());
         for (key, value) in state.into_iter().flatten() {
-            let piece = piece_of(&pieces, &key, M::NAMED_VARS)?;
+            let place = place_of(&pieces, &key, M::NAMED_VARS)?;
+            let (piece, share) = (&pieces[place], &shares[place]);
             // The step count of a parameter with one element has the same shape, but an integer dtype.
             let by_element = value.dims() == piece.var.dims() && value.dtype().is_float();
-            if !writes || !piece.is_first || (by_element && !piece.is_described()) {
-                continue;
-            }
             let key = format!("{}{}", piece.name, &key[piece.var_name.len()..]);
-            if !(by_element && piece.region.is_empty()) {
+            let value = match share {
                 // Without padding.
-                let value = if by_element {
-                    value.first(piece.region.len()).map_err(crate::Error::from)?
-                } else {
-                    value
-                };
-                tensors.push((optimizer_key(&key), value));
-            }
+                Some(share) if by_element && !share.is_empty() => {
+                    Some(value.range(share.clone()).map_err(crate::Error::from)?)
+                }
+                Some(_) if by_element => None,
+                // One value for all elements is written with the first of them.
+                Some(share) if share.start == 0 => Some(value),
+                _ => continue,
+            };
+            tensors.extend(value.map(|value| (optimizer_key(&key), value)));
             let entry = OptimizerEntry { of: piece.name.clone(), by_element };
             optimizer.get_or_insert_default().insert(key, entry);
         }
@@ -140,24 +143,25 @@ impl DeferredSnapshot {
     }
 }
 
-/// Copies the first `len` elements of a tensor to new host memory, because another thread reads it.
-fn own(tensor: &Tensor, len: usize) -> candle_core::Result<Tensor> {
-    let own = tensor.flatten_all()?.narrow(0, 0, len)?;
+/// Copies a range of the elements of a tensor to new host memory, because another thread reads it.
+fn own(tensor: &Tensor, range: &Range<usize>) -> candle_core::Result<Tensor> {
+    let own = tensor.flatten_all()?.narrow(0, range.start, range.len())?;
     if own.device().is_cpu() { own.force_contiguous() } else { own.to_device(&Device::Cpu) }
 }
 
-fn copy_of(piece: &Piece) -> Result<DeferredCopy> {
-    let (tensor, len) = (piece.var.as_detached_tensor(), piece.region.len());
+fn copy_of(piece: &Piece, range: &Range<usize>) -> Result<DeferredCopy> {
+    let tensor = piece.var.as_detached_tensor();
     if piece.is_buffer || !tensor.device().is_cpu() {
-        return Ok(DeferredCopy::done(own(&tensor, len)?));
+        return Ok(DeferredCopy::done(own(&tensor, range)?));
     }
-    Ok(DeferredCopy::new(tensor).first(len)?)
+    Ok(DeferredCopy::new(tensor).range(range.clone())?)
 }
 
-/// Returns the piece to which an optimizer's key belongs.
-fn piece_of<'a>(pieces: &'a [Piece], key: &str, named_vars: &'static str) -> Result<&'a Piece> {
+/// Returns the place of the piece to which an optimizer's key belongs.
+fn place_of(pieces: &[Piece], key: &str, named_vars: &'static str) -> Result<usize> {
     let is_of = |name: &str| key.strip_prefix(name).is_some_and(|rest| rest.starts_with('.'));
-    let of = pieces.iter().filter(|piece| is_of(&piece.var_name));
-    of.max_by_key(|piece| piece.var_name.len())
+    let of = pieces.iter().enumerate().filter(|(_, piece)| is_of(&piece.var_name));
+    of.max_by_key(|(_, piece)| piece.var_name.len())
+        .map(|(place, _)| place)
         .ok_or_else(|| training::Error::UnownedState { key: key.to_string(), named_vars }.into())
 }

@@ -305,7 +305,7 @@ impl<M: Model> Trainer<'_, M> {
         let build = || self.model.rebuilt(world.clone(), layout);
         let mut rebuilt = (rebuilds && !is_built).then(build).transpose()?;
         if rebuilds || holders.is_holder.contains(&false) {
-            let held = is_holder.then(|| self.model.snapshot_as_first_copy(&self.optimizer)).transpose();
+            let held = is_holder.then(|| self.model.snapshot_as_only_copy(&self.optimizer)).transpose();
             let held = all_agree(&*world, held)?;
             let of = |model| RunOptimizer::new(model, &self.config.optimizer);
             let mut optimizer = rebuilt.as_ref().map(of).transpose()?;
