@@ -12,15 +12,17 @@ pub enum Optimizer {
     Momentum,
     /// Two numbers per parameter.
     Adam,
+    /// One number for each element of a hidden layer's matrix, two for the others; matrices are brought together.
+    Muon,
 }
 
 impl Optimizer {
-    /// Returns the numbers of state per parameter.
+    /// Returns the numbers of state per parameter; of Muon, for those that it leaves to AdamW.
     pub fn numbers(self) -> u64 {
         match self {
             Self::Sgd => 0,
             Self::Momentum => 1,
-            Self::Adam => 2,
+            Self::Adam | Self::Muon => 2,
         }
     }
 
@@ -30,6 +32,7 @@ impl Optimizer {
             Self::Sgd => "SGD",
             Self::Momentum => "SGD with momentum",
             Self::Adam => "Adam",
+            Self::Muon => "Muon",
         }
     }
 }

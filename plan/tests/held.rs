@@ -7,12 +7,13 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{Optimizer, VarMap};
 use comm::Local;
 use girandole::Layout;
+use girandole::trainer::OptimizerConfig;
 use models::{CausalLm, Lora, LoraConfig, ModelConfig, Weights};
 use ops::{RowKeys, activation_bytes};
 use plan::Memory;
 use plan::language::{Subject, Training};
 use training::build::{Builder, Recompute};
-use training::{Adam, AdamConfig};
+use training::{Adam, AdamConfig, Muon, MuonConfig, OptimizerState, StepOptimizer};
 
 const ROWS: usize = 8;
 const LENGTH: usize = 16;
@@ -170,6 +171,74 @@ fn assert_holds(model: &ModelConfig, mesh: &str, dtype: DType) {
         if dtype == DType::F32 && !(tied && layout.pp > 1) {
             let most_off = 0.03 * sent + 4096.0;
             assert!((stage.sent - sent).abs() <= most_off, "{what}: {} planned, {sent} sent", stage.sent);
+        }
+    }
+}
+
+/// A model with matrices so large that they are not packed with others to be cut into shards, for two ranks of `tp`.
+fn wide() -> ModelConfig {
+    let text = r#"{"model_type": "llama", "vocab_size": 64, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "hidden_act": "silu", "max_position_embeddings": 32,
+        "rms_norm_eps": 1e-5, "initializer_range": 0.02, "tie_word_embeddings": true, "rope_theta": 10000.0}"#;
+    ModelConfig::from_json(text).unwrap()
+}
+
+/// Takes a step of Muon; returns for each rank the bytes of the optimizer's state, and those that it sends for whole matrices.
+fn held_by_muon(model: &ModelConfig, layout: &Layout, training: &Training) -> Vec<(f64, f64)> {
+    let optimizer = OptimizerConfig::muon(MuonConfig::default());
+    let run = |comm| {
+        let (mut parallel, tokens) = common::parallel(comm, model, layout, training)?;
+        let is_hidden = |name: &str| parallel.is_matrix(name) && optimizer.needs_whole(name);
+        let mut matrices = parallel.whole_matrices(is_hidden).unwrap();
+        let mut muon = Muon::named(parallel.named_vars(), is_hidden, MuonConfig::default()).unwrap();
+        let step = parallel.step(&tokens, &tokens).unwrap();
+        let before = matrices.stats().bytes_sent;
+        muon.step_whole(&step.grads, 1.0, &mut matrices)?;
+        let sent = matrices.stats().bytes_sent - before;
+        let state = muon.state().unwrap();
+        let numbers = state.iter().filter(|(name, _)| !name.ends_with(".step"));
+        Ok((numbers.map(|(_, tensor)| bytes(tensor)).sum(), sent as f64))
+    };
+    Local::run_shared(layout.ranks(), run).unwrap()
+}
+
+/// Muon's state is one number for each element of a hidden matrix; what it sends beside the model's traffic is planned in the mean of a
+/// stage's ranks.
+#[test]
+fn muon_holds_and_sends_what_is_planned() {
+    let meshes = ["dp=1", "dp=2", "dp=3", "tp=2", "pp=2", "pp=2,shard=2", "pp=2,dp=2", "dp=2,tp=2", "cp=2"];
+    let meshes = meshes.map(|mesh| (mesh, config("llama", true), DType::F32));
+    let others = [
+        ("dp=2", config("llama", true), DType::BF16),
+        ("shard=2", wide(), DType::BF16),
+        ("shard=2", wide(), DType::F32),
+        ("shard=2,tp=2", wide(), DType::F32),
+        ("dp=2", experts("mixtral", 4, 4), DType::F32),
+        ("ep=2", experts("mixtral", 4, 4), DType::F32),
+        ("dp=2,ep=2", experts("mixtral", 4, 4), DType::F32),
+        ("pp=2,ep=2", experts("mixtral", 4, 4), DType::F32),
+    ];
+    for (mesh, model, dtype) in meshes.into_iter().chain(others) {
+        let layout: Layout = mesh.parse().unwrap();
+        let rows = if layout.dp == 3 { 9 } else { ROWS };
+        let adam = Training { batch_size: rows, length: LENGTH, dtype, ..Training::default() };
+        let muon = Training { optimizer: plan::Optimizer::Muon, ..adam.clone() };
+        let subject = Subject::new(model.clone(), None);
+        let [of_adam, of_muon] = [&adam, &muon].map(|training| subject.estimate(training, &layout).unwrap());
+        let held = held_by_muon(&model, &layout, &muon);
+        let each = layout.ranks() / layout.pp;
+        for (of_adam, of_muon) in of_adam.stages.iter().zip(&of_muon.stages) {
+            let ranks = &held[of_muon.stage * each..(of_muon.stage + 1) * each];
+            let what = format!("{mesh} {dtype:?}, stage {}", of_muon.stage);
+            let (planned, most) =
+                (of_muon.memory.optimizer, ranks.iter().map(|(state, _)| *state).fold(0.0, f64::max));
+            // Shards are cut where they end: the two norms of a block may be on one rank, and pieces have a few elements more.
+            let slack = if layout.shard > 1 { 0.01 * most } else { 0.0 };
+            assert!((planned - most).abs() <= slack, "{what}: {planned} planned, {most} held");
+            let mean = ranks.iter().map(|(_, sent)| *sent).sum::<f64>() / each as f64;
+            let planned = of_muon.sent - of_adam.sent;
+            // A barrier sends a byte in each round.
+            assert!((planned - mean).abs() <= 32.0, "{what}: {planned} planned, {mean} sent");
         }
     }
 }

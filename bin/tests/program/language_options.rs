@@ -38,6 +38,27 @@ fn the_option_that_is_wrong_is_named() {
     refuse(&["--mesh", "dp=5000"], "error: --mesh: got dp=5000; give 1 to 4096 ranks");
     refuse(&["--world-size", "5000"], "error: --world-size: got 5000; give 1 to 4096 ranks");
     refuse(&["--batch-size", LARGEST, "--no-memory-check"], "error: --batch-size: got 18446744073709551615");
+    for (options, says) in [
+        (
+            &["--optimizer", "sgd", "--betas", "0.9,0.99"][..],
+            "--betas: got 0.9,0.99; the optimizer sgd has none",
+        ),
+        (
+            &["--momentum", "0.9"],
+            "--momentum: got 0.9; the optimizer adamw has none: leave it out, or give --optimizer muon or sgd",
+        ),
+        (
+            &["--optimizer", "sgd", "--adjust-lr", "original"],
+            "--adjust-lr: got original; the optimizer sgd has none",
+        ),
+        (
+            &["--optimizer", "sgd", "--nesterov", "true"],
+            "--nesterov: got true; it needs a --momentum above 0",
+        ),
+        (&["--optimizer", "muon", "--lr", "0"], "--lr: got 0; it must be above 0 with --optimizer muon"),
+    ] {
+        refuse(options, says);
+    }
     refuse(&["--warmup", "x"], "'--warmup <STEPS>': give a whole number, 0 or more");
     assert!(!folder.path("out/config.json").exists());
 }

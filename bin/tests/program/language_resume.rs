@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::common::{Folder, Girandole, losses, metrics, refuse_with, text};
+use crate::common::{Folder, Girandole, assert_close, losses, metrics, refuse_with, text};
 
 const PRETRAIN: Girandole = Girandole("pretrain");
 
@@ -258,4 +258,26 @@ fn adapters_do_not_go_beside_a_whole_model() {
     assert!(!runs.0.path("adapters/adapter_config.json").exists());
     let output = finetune(&["--model", "out", "--merge", "--out", "more"]);
     assert!(text(&output.stderr).contains("--merge"), "{}", text(&output.stderr));
+}
+
+const MUON: [&str; 6] = ["--optimizer", "muon", "--lr", "0.02", "--schedule", "constant"];
+
+/// Muon is another optimizer than AdamW, and needs whole matrices in every layout.
+#[test]
+fn muon_goes_on_in_another_layout_and_its_checkpoint_is_no_other_optimizers() {
+    let runs = Runs::new();
+    let muon = |options: &[&'static str]| [&MUON[..], &with(options)].concat();
+    // A run that goes on adds to the file.
+    let losses = || losses(&runs.0.path("m.jsonl"));
+    runs.run(&[&MUON[..], &["--steps", "6"]].concat());
+    let expected = losses();
+    runs.run(&muon(&["--steps", "2", "--mesh", "shard=2", "--overwrite"]));
+    let said = runs.refuse(&with(&["--steps", "4", "--resume"]));
+    let expected_message =
+        "it was made with the optimizer muon, from whose state adamw cannot go on: give the same";
+    assert!(said.contains(expected_message) && said.trim().lines().count() == 1, "{said}");
+    for (steps, mesh) in [("4", "tp=2"), ("6", "dp=2")] {
+        runs.run(&muon(&["--steps", steps, "--mesh", mesh, "--resume"]));
+    }
+    assert_close(&losses(), &expected, "muon");
 }

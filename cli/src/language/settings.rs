@@ -12,7 +12,7 @@ use girandole::training::AdamConfig;
 use models::tokens::{Rows, TokenFile};
 
 use super::job::Subject;
-use super::options::{TrainOptions, balance_name};
+use super::options::{TrainOptions, adjust_name, balance_name};
 
 /// What the settings call the model's configuration, and its weights below adapters.
 const MODEL: &str = "the model";
@@ -80,7 +80,7 @@ fn of_optimizer(optimizer: &OptimizerConfig) -> Vec<(&'static str, String)> {
             let own = [
                 ("momentum", muon.momentum.to_string()),
                 ("nesterov", muon.nesterov.to_string()),
-                ("adjust-lr", format!("{:?}", muon.adjust)),
+                ("adjust-lr", adjust_name(muon.adjust)),
                 ("adamw-lr", muon.adam.learning_rate.to_string()),
                 decay(muon.weight_decay),
             ];

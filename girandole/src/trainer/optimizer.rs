@@ -64,6 +64,24 @@ impl OptimizerConfig {
         }
     }
 
+    /// Whether it needs a parameter with several dimensions whole, by its name: Muon the matrices of hidden layers.
+    ///
+    /// ```
+    /// use girandole::trainer::OptimizerConfig;
+    /// use girandole::training::MuonConfig;
+    ///
+    /// let muon = OptimizerConfig::muon(MuonConfig::default());
+    /// assert!(muon.needs_whole("model.layers.0.mlp.up_proj.weight") && !muon.needs_whole("lm_head.weight"));
+    /// ```
+    pub fn needs_whole(&self, name: &str) -> bool {
+        match self {
+            Self::Muon { not_hidden, .. } => {
+                !name.split('.').any(|part| not_hidden.iter().any(|other| other == part))
+            }
+            Self::AdamW(_) | Self::Sgd(_) => false,
+        }
+    }
+
     /// Checks that every field is in its range.
     pub(super) fn check(&self) -> Result<()> {
         Ok(match self {
@@ -136,9 +154,8 @@ impl OptimizerConfig {
         Ok(match self {
             Self::AdamW(config) => (Box::new(Adam::named(vars, config.clone())?.decaying(decays)), None),
             Self::Sgd(config) => (Box::new(Sgd::named(vars, config.clone())?.decaying(decays)), None),
-            Self::Muon { config, not_hidden } => {
-                let is_other = |part: &str| not_hidden.iter().any(|other| other == part);
-                let is_hidden = |name: &str| model.is_matrix(name) && !name.split('.').any(is_other);
+            Self::Muon { config, .. } => {
+                let is_hidden = |name: &str| model.is_matrix(name) && self.needs_whole(name);
                 let muon = Muon::named(vars, is_hidden, config.clone())?.decaying(decays);
                 let hidden = muon.matrices().map(String::from).collect();
                 (Box::new(muon), Some(hidden))

@@ -209,6 +209,10 @@ impl PlanOptions {
             2 | 4 | 8 => Ok(()),
             got => refuse(option, got, "give 2, 4 or 8".into()),
         };
+        if self.optimizer == Some(OptimizerName::Muon) && self.language.folder.is_none() {
+            let help = "it is for the matrices of a language model: give --model DIR, or another optimizer";
+            return Err(Error::invalid("--optimizer", "muon", help.to_string()));
+        }
         bytes("--element-bytes", self.element_bytes)?;
         self.gathered_bytes.map_or(Ok(()), |got| bytes("--gathered-bytes", got))
     }

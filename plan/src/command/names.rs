@@ -33,6 +33,8 @@ pub enum OptimizerName {
     Momentum,
     /// It keeps two numbers per parameter
     Adam,
+    /// It keeps one number for each element of a hidden layer's matrix, and two for the others
+    Muon,
 }
 
 impl From<OptimizerName> for Optimizer {
@@ -41,6 +43,7 @@ impl From<OptimizerName> for Optimizer {
             OptimizerName::Sgd => Self::Sgd,
             OptimizerName::Momentum => Self::Momentum,
             OptimizerName::Adam => Self::Adam,
+            OptimizerName::Muon => Self::Muon,
         }
     }
 }

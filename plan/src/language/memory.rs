@@ -5,9 +5,10 @@ use girandole::Layout;
 use girandole::ops::Precision;
 use training::build::Recompute;
 
-use super::outline::Unit;
+use super::outline::{Parameter, Unit};
 use super::partition::PartitionedModel;
 use crate::compare::Memory;
+use crate::optimizer::Optimizer;
 
 /// Number of tensors alive in an addition by candle's backward: zeros, the addend, and the result.
 const ADDITION_TENSORS: f64 = 3.0;
@@ -68,11 +69,12 @@ impl PartitionedModel<'_> {
         }
     }
 
-    /// Returns the bytes of optimizer state for so many parameters; the optimizer also keeps what a parameter of 16 bits has no
-    /// room for.
-    pub(super) fn optimizer(&self, elements: f64) -> f64 {
+    /// Returns the bytes of optimizer state for so many parameters, some of them `hidden` matrices; the optimizer also keeps what a
+    /// parameter of 16 bits has no room for.
+    pub(super) fn optimizer(&self, elements: f64, hidden: f64) -> f64 {
         let low_bits = self.working() - self.element();
-        (self.training.optimizer.numbers() as f64 * self.working() + low_bits) * elements
+        let saved = if self.training.optimizer == Optimizer::Muon { hidden * self.working() } else { 0.0 };
+        (self.training.optimizer.numbers() as f64 * self.working() + low_bits) * elements - saved
     }
 
     fn sum(&self, of: impl Fn(&Unit) -> usize) -> f64 {
@@ -86,15 +88,21 @@ impl PartitionedModel<'_> {
     /// Returns memory without pipeline stages.
     pub(super) fn whole(&self) -> Memory {
         let (Layout { shard, .. }, [_, copies]) = (self.layout, self.holders());
-        let [all, trained] =
-            [false, true].map(|trained| self.sum(|unit| unit.shard_elements(shard, trained)));
+        let sum = |wanted: fn(&Parameter) -> bool| self.sum(|unit| unit.shard_elements(shard, wanted));
+        let (all, trained) = (sum(|_| true), sum(|tensor| tensor.is_trained));
+        let hidden = sum(Parameter::is_hidden);
         let fixed = PersistentBytes {
             parameters: all * self.element(),
             gradients: trained * self.element(),
-            optimizer: self.optimizer(trained),
+            optimizer: self.optimizer(trained, hidden),
             copies: if copies > 1 && shard == 1 { trained * self.element() } else { 0.0 },
         };
-        if shard > 1 { fixed.with(self.sharded()) } else { fixed.with(self.copied()) }
+        let step = [self.optimizer_step(0..self.units.len(), hidden, fixed.gradients)];
+        if shard > 1 {
+            fixed.with(self.sharded().into_iter().chain(step))
+        } else {
+            fixed.with(self.copied().into_iter().chain(step))
+        }
     }
 
     /// Moments if every rank holds all parameters: the loss, backward of the first block, and backward of the

@@ -28,6 +28,7 @@ mod stages;
 mod table;
 mod time;
 mod traffic;
+mod whole_matrices;
 
 use candle_core::DType;
 use girandole::Layout;

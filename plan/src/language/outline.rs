@@ -6,8 +6,10 @@ use candle_core::{DType, Device, Result as CandleResult, Shape, Tensor, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use fsdp::FsdpConfig;
+use girandole::trainer::OptimizerConfig;
 use models::{CausalLm, Lora, ModelConfig};
 use ops::{DividedExperts, ExpertExchange};
+use training::MuonConfig;
 use training::build::{
     Builder, Division, Layers, Linear, LinearConfig, UnitPlace, UnitSource, Vocabulary, VocabularyConfig,
     WholeLayers,
@@ -33,6 +35,22 @@ pub struct Parameter {
     pub elements: usize,
     /// Whether it is trained.
     pub is_trained: bool,
+    /// Rows and columns, where it is one or several matrices.
+    pub matrix: Option<[usize; 2]>,
+}
+
+impl Parameter {
+    /// Whether it belongs to one of several experts.
+    pub(super) fn is_expert(&self) -> bool {
+        is_of_expert(&self.name)
+    }
+
+    /// Whether it is trained, and a matrix of a hidden layer for Muon.
+    pub(super) fn is_hidden(&self) -> bool {
+        self.is_trained
+            && self.matrix.is_some()
+            && OptimizerConfig::muon(MuonConfig::default()).needs_whole(&self.name)
+    }
 }
 
 /// A rank's part of a linear layer.
@@ -69,22 +87,22 @@ impl Unit {
         self.tensors.iter().map(|tensor| tensor.elements).sum()
     }
 
-    /// Returns the elements of the largest of `shard` shards, of all or of the trained parameters, as FSDP shards them:
-    /// small tensors are packed together.
-    pub(super) fn shard_elements(&self, shard: usize, trained: bool) -> usize {
+    /// Returns the elements of the largest of `shard` shards of some of the parameters, as FSDP shards them: small tensors are
+    /// packed together.
+    pub(super) fn shard_elements(&self, shard: usize, wanted: impl Fn(&Parameter) -> bool) -> usize {
         let pack = FsdpConfig::default().pack_elements;
-        let wanted = self.tensors.iter().filter(|tensor| tensor.is_trained || !trained);
+        let wanted = self.tensors.iter().filter(|tensor| wanted(tensor));
         let (small, large): (Vec<usize>, Vec<usize>) =
             wanted.map(|tensor| tensor.elements).partition(|elements| *elements < pack);
         large.into_iter().map(|elements| elements.div_ceil(shard)).sum::<usize>()
             + small.into_iter().sum::<usize>().div_ceil(shard)
     }
 
-    /// Returns the elements of the largest of `shard` shards of the trained parameters, each divided separately, as the
+    /// Returns the elements of the largest of `shard` shards of some of the parameters, each divided separately, as the
     /// optimizers of pipeline stages do.
-    pub(super) fn flat_share(&self, shard: usize) -> usize {
-        let trained = self.tensors.iter().filter(|tensor| tensor.is_trained);
-        trained.map(|tensor| tensor.elements.div_ceil(shard)).sum()
+    pub(super) fn flat_share(&self, shard: usize, wanted: impl Fn(&Parameter) -> bool) -> usize {
+        let wanted = self.tensors.iter().filter(|tensor| wanted(tensor));
+        wanted.map(|tensor| tensor.elements.div_ceil(shard)).sum()
     }
 
     /// Returns the number of trained elements of experts.
@@ -179,7 +197,16 @@ impl SimpleBackend for Recorder {
     fn get(&self, shape: Shape, name: &str, _: Init, dtype: DType, device: &Device) -> CandleResult<Tensor> {
         if let Some(unit) = self.lock().last_mut() {
             let is_trained = !self.adapters || Lora::is_adapter(name);
-            unit.tensors.push(Parameter { name: name.into(), elements: shape.elem_count(), is_trained });
+            let matrix = match shape.dims() {
+                [.., rows, columns] => Some([*rows, *columns]),
+                _ => None,
+            };
+            unit.tensors.push(Parameter {
+                name: name.into(),
+                elements: shape.elem_count(),
+                is_trained,
+                matrix,
+            });
         }
         // A single element, broadcast to the shape.
         Tensor::zeros((), dtype, device)?.broadcast_as(shape)

@@ -10,6 +10,7 @@ use super::activations::PerToken;
 use super::outline::Unit;
 use super::{Subject, Training};
 use crate::Result;
+use crate::optimizer::Optimizer;
 use crate::strategy::split;
 
 /// Model in a layout.
@@ -23,6 +24,8 @@ pub(super) struct PartitionedModel<'a> {
     pub(super) units: Vec<Unit>,
     /// Elements of each unit, with the experts of all ranks: by them the model is cut into stages.
     sizes: Vec<usize>,
+    /// Those of a model that is not divided, for an optimizer that needs whole matrices.
+    pub(super) whole_units: Vec<Unit>,
     pub(super) kept: PerToken<'a>,
     /// Tokens of a rank's micro-batch.
     pub(super) tokens: f64,
@@ -40,7 +43,12 @@ impl<'a> PartitionedModel<'a> {
             1 => sizes(&units),
             _ => sizes(&subject.units(&Layout { ep: 1, ..*layout })?),
         };
+        let whole_units = match training.optimizer {
+            Optimizer::Muon => subject.units(&Layout { tp: 1, ..*layout })?,
+            _ => Vec::new(),
+        };
         Ok(Self {
+            whole_units,
             subject,
             training,
             layout: layout.of_parameters(),

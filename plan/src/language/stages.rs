@@ -7,6 +7,7 @@ use girandole::Layout;
 use pipeline::{ActionKind, Schedule};
 
 use super::memory::{PersistentBytes, TemporaryBytes};
+use super::outline::Parameter;
 use super::partition::{PartitionedModel, owned_units};
 use crate::Result;
 use crate::compare::Memory;
@@ -44,15 +45,17 @@ impl Stages<'_> {
         let sum = |of: &dyn Fn(usize) -> usize| units.iter().map(|place| of(*place) as f64).sum::<f64>();
         let all = sum(&|place| model.units[place].elements());
         let trained = sum(&|place| model.units[place].trained());
-        let own = sum(&|place| model.units[place].flat_share(shard));
+        let own = sum(&|place| model.units[place].flat_share(shard, |tensor| tensor.is_trained));
+        let hidden = sum(&|place| model.units[place].flat_share(shard, Parameter::is_hidden));
         // Variables stay whole; the optimizer holds shards of them, and of their gradients.
         let fixed = PersistentBytes {
             parameters: all * model.element(),
             gradients: own * model.element(),
-            optimizer: model.optimizer(own),
+            optimizer: model.optimizer(own, hidden),
             copies: if shard > 1 { own * model.element() } else { 0.0 },
         };
-        fixed.with(self.moments(rank, trained * model.element()))
+        let step = model.optimizer_step(units.iter().copied(), hidden, fixed.gradients);
+        fixed.with(self.moments(rank, trained * model.element()).into_iter().chain([step]))
     }
 
     /// Returns the memory at each action: activations alive, and gradients with the action's temporary memory.

@@ -70,6 +70,7 @@ impl StepTime<'_> {
             step += collectives.seconds(Collective::AllGather, group, own * work.element_bytes);
             step -= work.optimizer_s * own as f64 * (1.0 - 1.0 / shard as f64);
         }
+        step += self.orthogonal()?;
         if pp > 1 || micro_batches < 2 {
             return Ok(step);
         }
@@ -160,6 +161,23 @@ impl StepTime<'_> {
             false => [0.0; 2],
         };
         [(seconds(ahead, 1.0) - hidden[0]).max(0.0), (seconds(back, 2.0) - hidden[1]).max(0.0)]
+    }
+
+    /// Returns the seconds in which the matrices of hidden layers are brought together, made orthogonal and sent back, on the stage
+    /// that takes longest: the others wait for it.
+    fn orthogonal(&self) -> Result<f64> {
+        let Layout { pp, dp, shard, ep, tp, .. } = self.model.layout;
+        let (network, ranks) = (&self.hardware.network, dp * shard * ep * tp);
+        let link = network.link(0, ranks - 1);
+        let of = |units: Vec<usize>| {
+            let flops = self.model.orthogonal_flops(units.iter().copied());
+            flops / self.hardware.flops + link.s_per_byte * self.model.sent_for_matrices(units)
+        };
+        if pp < 2 {
+            return Ok(of((0..self.units.len()).collect()));
+        }
+        let (schedule, ranges) = self.model.stages()?;
+        Ok((0..pp).map(|rank| of(owned_units(&schedule, &ranges, rank))).fold(0.0, f64::max))
     }
 
     fn flops(&self, place: usize) -> [f64; 2] {

@@ -39,6 +39,7 @@ impl PartitionedModel<'_> {
             }
         };
         let of_rows: f64 = (0..self.units.len()).map(|place| self.sent_with_rows(place)).sum();
+        let between = between + self.sent_for_matrices(0..self.units.len());
         between + of_rows * micro_batches + if tp > 1 { divided * micro_batches } else { 0.0 }
     }
 
@@ -58,6 +59,7 @@ impl PartitionedModel<'_> {
         if layout.tp > 1 {
             sent += divided * micro_batches;
         }
+        sent += self.sent_for_matrices(units.iter().copied());
         // Tied embedding and head on different ranks.
         let ends = [0, self.units.len() - 1].map(|place| units.contains(&place));
         let is_trained = self.units[0].trained() > 0;

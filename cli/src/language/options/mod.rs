@@ -2,6 +2,7 @@
 
 mod balance;
 mod mesh;
+mod optimizer;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -14,19 +15,21 @@ use crate::options::{
 use candle_core::DType;
 use clap::{Args, ValueEnum};
 use girandole::Layout;
-use girandole::trainer::{CheckpointPlan, Decay, LearningRate, OptimizerConfig, TrainConfig};
+use girandole::trainer::{CheckpointPlan, Decay, LearningRate, TrainConfig};
 use models::tokens::{DataFile, NamedTemplate, Packing, TooLong};
 use pipeline::ScheduleKind;
 use plan::command::{ParametersDtype, recompute, schedule};
 use plan::language::Training;
 use training::build::Recompute;
-use training::{AdamConfig, LossScalerConfig, OnMissingGradient};
+use training::{LossScalerConfig, OnMissingGradient};
 
 use super::sample::SampleOptions;
 
 use balance::BalanceOption;
 pub(super) use balance::balance_name;
 pub(crate) use mesh::{in_terms_of_mesh, layout_of, ranks_of};
+use optimizer::OptimizerOptions;
+pub(super) use optimizer::adjust_name;
 
 /// How the learning rate falls after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -161,15 +164,9 @@ pub struct TrainOptions {
     /// Learning rate at the end, as a fraction of the highest
     #[arg(long, value_name = "PART", default_value = "0.1", value_parser = crate::options::probability, help_heading = "Optimizer")]
     lowest_lr: f64,
-    /// Betas of AdamW
-    #[arg(long, value_name = "A,B", default_value = "0.9,0.95", value_parser = betas, help_heading = "Optimizer")]
-    betas: (f64, f64),
-    /// Epsilon of AdamW
-    #[arg(long, value_name = "E", default_value = "1e-8", value_parser = learning_rate, help_heading = "Optimizer")]
-    eps: f64,
-    /// Weight decay of AdamW, for matrices only
-    #[arg(long, value_name = "W", default_value = "0.1", value_parser = learning_rate, help_heading = "Optimizer")]
-    weight_decay: f64,
+    /// How parameters are stepped.
+    #[command(flatten)]
+    optimizer: OptimizerOptions,
     /// Largest norm of all gradients together; 0 turns clipping off
     #[arg(long, value_name = "NORM", default_value = "1", value_parser = learning_rate, help_heading = "Optimizer")]
     clip: f64,
@@ -255,12 +252,6 @@ fn whole(text: &str) -> std::result::Result<usize, &'static str> {
 fn dropout(text: &str) -> std::result::Result<f64, &'static str> {
     let p = text.parse().ok().filter(|p: &f64| (0.0..1.0).contains(p));
     p.ok_or("give a number from 0 to below 1: with 1, nothing would be left")
-}
-
-fn betas(text: &str) -> std::result::Result<(f64, f64), &'static str> {
-    let beta = |text: &str| text.trim().parse().ok().filter(|beta: &f64| (0.0..1.0).contains(beta));
-    let both = text.split_once(',').and_then(|(a, b)| Some((beta(a)?, beta(b)?)));
-    both.ok_or("give two numbers from 0 to below 1, such as 0.9,0.95")
 }
 
 impl TrainOptions {
@@ -387,6 +378,7 @@ impl TrainOptions {
             recompute: self.recompute(),
             schedule: self.pipeline_schedule(),
             dtype: self.dtype(),
+            optimizer: self.planned_optimizer(),
             ..Training::default()
         }
     }
@@ -431,7 +423,6 @@ impl TrainOptions {
             ScheduleOption::Linear => Decay::Linear,
             ScheduleOption::Wsd => Decay::Stable { last: 0.2 },
         };
-        let (beta1, beta2) = self.betas;
         let checkpoints = self.checkpoints.checkpoint_dir.as_ref().map(|dir| CheckpointPlan {
             dir: dir.clone(),
             every: self.checkpoints.checkpoint_every.unwrap_or((self.steps() / 10).max(1)),
@@ -443,13 +434,7 @@ impl TrainOptions {
             batch_size: self.batch_size,
             learning_rate: self.lr,
             schedule: LearningRate { warmup: self.warmup, decay, lowest: self.lowest_lr },
-            optimizer: OptimizerConfig::AdamW(AdamConfig {
-                beta1,
-                beta2,
-                eps: self.eps,
-                weight_decay: self.weight_decay,
-                ..AdamConfig::adamw()
-            }),
+            optimizer: self.optimizer_config(),
             clip: (self.clip > 0.0).then_some(self.clip),
             shuffle: !self.no_shuffle,
             seed: self.seed,

@@ -89,6 +89,7 @@ impl<J: Job> Command for J {
         let options = self.options();
         let layout = options.layout(world_size)?;
         options.check_elastic(&layout)?;
+        options.check_optimizer()?;
         if options.sequence_parallel && layout.tp == 1 {
             let help = "rows are divided over the ranks of tp: give a --mesh with tp".into();
             return Err(Error::Option {
