@@ -62,12 +62,12 @@ pub use error::{Error, Result};
 pub use graph::activation_bytes;
 pub use kept::SavedBytes;
 pub use op::{
-    AttentionConfig, AttentionMask, DividedExperts, ExpertExchange, Experts, Gate, GatedMlp, LayerNorm,
-    Linear, LinearCrossEntropyConfig, RmsNorm, Rotary, RotaryConfig, RotaryLayout, RotaryScaling,
-    RouteRecord, Router, Routes, SelfAttention, attention, attention_with_key_mask, columns, conv2d,
-    cross_entropy, embedding, experts, gated_mlp, geglu, geglu_tanh, gelu, layer_norm, linear,
-    linear_cross_entropy, linear_no_bias, log_softmax, max_pool2d, mse, multihead_attention, relu, rms_norm,
-    self_attention, softmax, swiglu,
+    AttentionConfig, AttentionMask, DividedExperts, EXPERT_CORRECTION, ExpertExchange, Experts, Gate,
+    GatedMlp, LayerNorm, Linear, LinearCrossEntropyConfig, RmsNorm, Rotary, RotaryConfig, RotaryLayout,
+    RotaryScaling, RouteRecord, Router, Routes, Scoring, SelfAttention, attention, attention_with_key_mask,
+    columns, conv2d, cross_entropy, embedding, experts, gated_mlp, geglu, geglu_tanh, gelu, layer_norm,
+    linear, linear_cross_entropy, linear_no_bias, log_softmax, max_pool2d, mse, multihead_attention, relu,
+    rms_norm, self_attention, softmax, swiglu,
 };
 pub use precision::{Precision, autocast};
 pub use recompute::{

@@ -33,7 +33,9 @@ pub use columns::columns;
 pub use conv2d::conv2d;
 pub use cross_entropy::cross_entropy;
 pub use embedding::embedding;
-pub use experts::{DividedExperts, ExpertExchange, Experts, RouteRecord, Router, Routes, experts};
+pub use experts::{
+    DividedExperts, EXPERT_CORRECTION, ExpertExchange, Experts, RouteRecord, Router, Routes, Scoring, experts,
+};
 pub use gated::{Gate, geglu, geglu_tanh, swiglu};
 pub use gated_mlp::{GatedMlp, gated_mlp};
 pub use gelu::gelu;

@@ -1,5 +1,6 @@
 //! Mixture of experts: feed-forward layers of which each token uses a few.
 
+mod choice;
 mod combine;
 mod divided;
 mod grouped;
@@ -17,7 +18,7 @@ pub use self::divided::{DividedExperts, ExpertExchange};
 use self::grouped::grouped;
 pub use self::kept_routes::RouteRecord;
 use self::order::{Groups, Order};
-pub use self::router::{Router, Routes};
+pub use self::router::{EXPERT_CORRECTION, Router, Routes, Scoring};
 use super::embedding::embedding;
 use super::gated::Gate;
 use super::working_dtype;

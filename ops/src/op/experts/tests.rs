@@ -4,7 +4,10 @@ use candle_core::{DType, Device, Module, Result, Tensor, Var};
 
 use super::super::assert_agree;
 use super::*;
-use crate::{Linear, Precision, autocast, backward, defer_weights, recompute, recompute_cheap};
+use crate::{
+    Balance, BalanceConfig, BalanceLoss, Linear, Precision, RowContext, autocast, backward, defer_weights,
+    recompute, recompute_cheap,
+};
 
 /// Numbers of experts, experts of a token, and tokens.
 const SIZES: [[usize; 3]; 6] = [[5, 2, 7], [8, 3, 33], [3, 3, 4], [6, 1, 1], [7, 2, 40], [1, 1, 3]];
@@ -201,5 +204,65 @@ fn misfits_are_named() -> Result<()> {
     assert!(error.contains("the input must be of shape [2, 2], got [3, 2]"), "{error}");
     let error = line(experts.forward(&zeros(&[2, 2])?, &router.route(&zeros(&[2, 4])?)?).unwrap_err());
     assert!(error.contains("give a score for each expert"), "{error}");
+    Ok(())
+}
+
+/// Sigmoids in groups, with a correction: which experts are chosen, and the gradients of weights and of the balance loss, are those
+/// of the formulas.
+#[test]
+fn sigmoids_groups_and_correction_are_the_formulas() -> Result<()> {
+    let (rows, tokens, count) = (2, 5, 6);
+    let scores = Var::from_tensor(&Tensor::randn(0f64, 1.0, (rows, tokens, count), &Device::Cpu)?)?;
+    let correction = Tensor::new(&[0.4f64, 0., -0.3, 0., 0.2, 0.], &Device::Cpu)?;
+    let outer = Tensor::randn(0f64, 1.0, (rows * tokens, 2), &Device::Cpu)?;
+    let router = Router::new("gate", 2)?.scoring(Scoring::Sigmoid).normalized(true).scaled(2.5);
+    let router = router.groups(3, 2).corrected(correction.clone());
+    let config = BalanceConfig { loss: Some(BalanceLoss::Row), weight: 0.7, ..BalanceConfig::new(count) };
+    let balance = Balance::new(config);
+    let context = RowContext { balance: Some(balance.clone()), ..RowContext::default() };
+    let routes = context.scope(|| router.route(&scores))?;
+    balance.end_forward()?;
+
+    let shares = candle_nn::ops::sigmoid(&scores.flatten_to(1)?)?;
+    let corrected = shares.detach().broadcast_add(&correction)?.to_vec2::<f64>()?;
+    for (all, chosen) in corrected.iter().zip(routes.experts().chunks(2)) {
+        let sum = |group: &usize| all[2 * group] + all[2 * group + 1];
+        let worst = (0..3).min_by(|a, b| sum(a).total_cmp(&sum(b))).unwrap();
+        let mut order: Vec<usize> = (0..count).filter(|expert| expert / 2 != worst).collect();
+        order.sort_by(|a, b| all[*b].total_cmp(&all[*a]));
+        assert_eq!(chosen, [order[0] as u32, order[1] as u32]);
+    }
+    let experts = Tensor::from_slice(routes.experts(), (rows * tokens, 2), &Device::Cpu)?;
+    let chosen = shares.gather(&experts, 1)?;
+    let weights = (chosen.broadcast_div(&chosen.sum_keepdim(1)?)? * 2.5)?;
+    let probabilities = shares.broadcast_div(&shares.sum_keepdim(1)?)?.reshape((rows, tokens, count))?;
+    let ones = Tensor::ones((rows * tokens, 2), DType::F64, &Device::Cpu)?;
+    let counts = shares.zeros_like()?.scatter_add(&experts, &ones, 1)?.reshape((rows, tokens, count))?;
+    let of_rows = (counts.sum(1)? * probabilities.sum(1)?)?.sum_all()?;
+    let loss = (of_rows * (0.7 * count as f64 / (2.0 * (tokens * tokens) as f64)))?;
+    assert!((loss.to_scalar::<f64>()? - balance.loss()?).abs() < 1e-12);
+    let expected = ((&weights * &outer)?.sum_all()? + loss)?.backward()?;
+    let found = backward(&(routes.weights() * &outer)?.sum_all()?)?;
+    let gap = |a: &Tensor, b: &Tensor| (a - b)?.abs()?.max_all()?.to_scalar::<f64>();
+    assert!(gap(routes.weights(), &weights)? < 1e-12);
+    assert!(gap(found.get(&scores).unwrap(), expected.get(&scores).unwrap())? < 1e-12);
+    Ok(())
+}
+
+#[test]
+fn groups_and_corrections_that_cannot_be_are_named() -> Result<()> {
+    let scores = Tensor::zeros((2, 6), DType::F32, &Device::Cpu)?;
+    let line = |router: Router| router.route(&scores).unwrap_err().to_string();
+    let router = || Router::new("gate", 3);
+    for (groups, used, said) in
+        [(4, 1, "groups is 4"), (6, 1, "two"), (3, 1, "groups of a token is 1"), (2, 3, "a token is 3")]
+    {
+        let line = line(router()?.groups(groups, used));
+        assert!(line.contains(said), "{line}");
+    }
+    let short = Tensor::zeros(5, DType::F32, &Device::Cpu)?;
+    assert!(line(router()?.corrected(short)).contains("the correction is 5"));
+    let nan = Tensor::full(f32::NAN, 6, &Device::Cpu)?;
+    assert!(line(router()?.corrected(nan)).contains("gate: the scores of experts are not finite"));
     Ok(())
 }
