@@ -14,6 +14,7 @@ use training::build::{Division, Layers, Linear, LinearConfig, Part};
 
 use crate::experts::SparseFeedForward;
 use crate::feed_forward::FeedForward;
+use crate::latent::LatentProjections;
 use crate::names;
 use crate::rotary::Positions;
 use crate::{ExpertsConfig, Family, ModelConfig};
@@ -75,18 +76,50 @@ impl KvCache {
     }
 }
 
-/// Projections to queries, keys and values: three layers, or one fused layer.
-#[derive(Debug)]
+/// Projections to queries, keys and values: three layers, one fused layer, or through latent features.
 enum Projections {
     Apart([Linear; 3]),
     Together(Linear),
+    Latent(Box<LatentProjections>),
 }
 
-#[derive(Debug)]
+impl Projections {
+    /// Makes them, of these widths, and the projection of attention's output.
+    fn new(
+        config: &ModelConfig,
+        widths: [usize; 3],
+        positions: Option<&Positions>,
+        part: &Part,
+    ) -> Result<(Self, Linear)> {
+        let hidden = config.hidden_size;
+        let linear = |name: &str, linear: LinearConfig| part.pp(name).linear(&linear);
+        let into = |width| LinearConfig::new(hidden, width, Division::Outputs).with_bias(config.qkv_bias);
+        let out = config.num_heads * config.value_dim();
+        let from = LinearConfig::new(out, hidden, Division::Inputs).with_bias(config.out_bias);
+        Ok(match (&config.latent, positions, config.family) {
+            (Some(latent), Some(positions), _) => {
+                let all = LatentProjections::new(config, latent, positions, part)?;
+                (Self::Latent(Box::new(all)), linear("o_proj", from)?)
+            }
+            (.., Family::Gpt2) => {
+                let all = LinearConfig { groups: 3, ..into(widths.iter().sum()) };
+                (Self::Together(linear("c_attn", all)?), linear("c_proj", from)?)
+            }
+            _ => {
+                let [q, k, v] = ["q_proj", "k_proj", "v_proj"];
+                let apart =
+                    [linear(q, into(widths[0]))?, linear(k, into(widths[1]))?, linear(v, into(widths[2]))?];
+                (Self::Apart(apart), linear("o_proj", from)?)
+            }
+        })
+    }
+}
+
 struct SelfAttention {
     projections: Projections,
     /// Per-head norms of queries and of keys.
     norms: Option<[RmsNorm; 2]>,
+    /// Latent projections have them themselves.
     positions: Option<Positions>,
     out: Linear,
     config: AttentionConfig,
@@ -94,24 +127,10 @@ struct SelfAttention {
 
 impl SelfAttention {
     fn new(config: &ModelConfig, layer: usize, positions: Option<&Positions>, part: &Part) -> Result<Self> {
-        let (hidden, head_dim) = (config.hidden_size, config.head_dim);
+        let head_dim = config.head_dim;
         let widths =
             [config.num_heads, config.num_kv_heads, config.num_kv_heads].map(|heads| heads * head_dim);
-        let linear = |name: &str, linear: LinearConfig| part.pp(name).linear(&linear);
-        let into = |width| LinearConfig::new(hidden, width, Division::Outputs).with_bias(config.qkv_bias);
-        let from = LinearConfig::new(widths[0], hidden, Division::Inputs).with_bias(config.out_bias);
-        let (projections, out) = match config.family {
-            Family::Gpt2 => {
-                let all = LinearConfig { groups: 3, ..into(widths.iter().sum()) };
-                (Projections::Together(linear("c_attn", all)?), linear("c_proj", from)?)
-            }
-            _ => {
-                let [q, k, v] = ["q_proj", "k_proj", "v_proj"];
-                let apart =
-                    [linear(q, into(widths[0]))?, linear(k, into(widths[1]))?, linear(v, into(widths[2]))?];
-                (Projections::Apart(apart), linear("o_proj", from)?)
-            }
-        };
+        let (projections, out) = Projections::new(config, widths, positions, part)?;
         let norm = |name: &str| rms_norm(head_dim, config.norm_eps, part.pp(name).of_heads());
         let norms = if config.qk_norm { Some([norm("q_norm")?, norm("k_norm")?]) } else { None };
         let window = config.windows.get(layer).copied().flatten();
@@ -120,11 +139,14 @@ impl SelfAttention {
         let num_kv_heads = Some(part.share("num_key_value_heads", config.num_kv_heads)?);
         let dropout = Dropout::by_row(config.dropout.attention, &part.whole().prefix())?;
         let dropout = Some(dropout.after(part.layers().rank() * heads));
-        let config = AttentionConfig { num_kv_heads, dropout, ..AttentionConfig::new(heads, mask) };
-        Ok(Self { projections, norms, positions: positions.cloned(), out, config })
+        let scale = config.latent.as_ref().map(|latent| latent.scale);
+        let positions = positions.filter(|_| config.latent.is_none()).cloned();
+        let config = AttentionConfig { num_kv_heads, scale, dropout, ..AttentionConfig::new(heads, mask) };
+        Ok(Self { projections, norms, positions, out, config })
     }
 
     fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>) -> Result<Tensor> {
+        let offset = cache.as_ref().map_or(0, |cache| cache.len());
         let [mut q, mut k, v] = match &self.projections {
             Projections::Apart([q, k, v]) => [q.forward(x)?, k.forward(x)?, v.forward(x)?],
             Projections::Together(all) => {
@@ -133,13 +155,13 @@ impl SelfAttention {
                 let part = |place: usize| columns(&all, place * width..(place + 1) * width);
                 [part(0)?, part(1)?, part(2)?]
             }
+            Projections::Latent(all) => all.forward(x, offset)?,
         };
         if let Some([of_q, of_k]) = &self.norms {
             (q, k) = (of_q.forward_heads(&q)?, of_k.forward_heads(&k)?);
         }
-        let offset = cache.as_ref().map_or(0, |cache| cache.len());
         if let Some(positions) = &self.positions {
-            [q, k] = positions.apply([&q, &k], offset)?;
+            (q, k) = (positions.apply(&q, offset)?, positions.apply(&k, offset)?);
         }
         let mixed = match (cache, RowContext::current().divided) {
             (None, _) => attention(&q, &k, &v, &self.config)?,
@@ -152,7 +174,10 @@ impl SelfAttention {
                 attention(&q, &k, &v, &self.config)?
             }
         };
-        self.out.forward(&mixed)
+        match &self.projections {
+            Projections::Latent(all) => self.out.forward(&all.without_zeros(&mixed)?),
+            _ => self.out.forward(&mixed),
+        }
     }
 }
 

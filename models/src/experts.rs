@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Module, Result, Tensor};
+use candle_nn::Init;
 use ops::tape::add;
-use ops::{Experts, Router};
+use ops::{EXPERT_CORRECTION, Experts, Router, Scoring};
 use training::build::{Division, Layers, Linear, LinearConfig, Part};
 
 use crate::feed_forward::FeedForward;
@@ -42,18 +43,30 @@ impl SparseFeedForward {
             None => own,
             Some(divided) => own.divided(divided)?,
         };
-        let vb = gate_part.of_heads();
-        let router = Router::new(&vb.prefix(), experts.per_token)?.normalized(experts.normalized);
-        // All ranks that divide the layers compute the router, and sum its gradients.
-        let router = router.balanced(part.layers().rank() == 0);
         Ok(Self {
-            scores: ops::linear_no_bias(hidden, experts.count, vb)?,
-            router,
+            router: router(experts, &gate_part)?,
+            scores: ops::linear_no_bias(hidden, experts.count, gate_part.of_heads())?,
             experts: own,
             shared: experts.shared_width.map(|width| SharedExpert::new(config, width, part)).transpose()?,
             layers: part.layers().clone(),
         })
     }
+}
+
+fn router(experts: &ExpertsConfig, part: &Part) -> Result<Router> {
+    let vb = part.whole();
+    let router = Router::new(&vb.prefix(), experts.per_token)?.normalized(experts.normalized);
+    // All ranks that divide the layers compute the router, and sum its gradients.
+    let router = router.balanced(part.layers().rank() == 0);
+    let Some(sigmoid) = &experts.sigmoid else { return Ok(router) };
+    // Steps of a thousandth would be lost in 16 bits.
+    let dtype = match vb.dtype() {
+        DType::F16 | DType::BF16 => DType::F32,
+        dtype => dtype,
+    };
+    let correction = vb.get_with_hints_dtype(experts.count, EXPERT_CORRECTION, Init::Const(0.0), dtype)?;
+    let router = router.scoring(Scoring::Sigmoid).scaled(sigmoid.factor).corrected(correction);
+    Ok(router.groups(sigmoid.groups, sigmoid.groups_per_token))
 }
 
 impl Module for SparseFeedForward {
@@ -68,18 +81,19 @@ impl Module for SparseFeedForward {
     }
 }
 
-/// An expert that all tokens use, times a number from 0 to 1 of each token.
+/// An expert that all tokens use; with a gate, times a number from 0 to 1 of each token.
 struct SharedExpert {
     expert: FeedForward,
-    gate: Linear,
+    gate: Option<Linear>,
 }
 
 impl SharedExpert {
     fn new(config: &ModelConfig, width: usize, part: &Part) -> Result<Self> {
+        let ExpertNames { shared, shared_gate, .. } = names::of_experts(config.family);
         let gate = LinearConfig::new(config.hidden_size, 1, Division::Whole);
         Ok(Self {
-            expert: FeedForward::new(config, width, &part.pp("shared_expert"))?,
-            gate: part.pp("shared_expert_gate").linear(&gate)?,
+            expert: FeedForward::new(config, width, &part.pp(shared))?,
+            gate: shared_gate.map(|name| part.pp(name).linear(&gate)).transpose()?,
         })
     }
 }
@@ -90,7 +104,8 @@ impl Module for SharedExpert {
             DType::F16 | DType::BF16 => x.to_dtype(DType::F32),
             _ => Ok(x),
         };
-        let gate = candle_nn::ops::sigmoid(&wide(self.gate.forward(x)?)?)?;
+        let Some(gate) = &self.gate else { return self.expert.forward(x) };
+        let gate = candle_nn::ops::sigmoid(&wide(gate.forward(x)?)?)?;
         wide(self.expert.forward(x)?)?.broadcast_mul(&gate)?.to_dtype(x.dtype())
     }
 }

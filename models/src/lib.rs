@@ -1,5 +1,5 @@
 //! Language models in Hugging Face's folder format, for training in any layout: the Llama family (Llama 2 and 3,
-//! SmolLM2, Mistral, Qwen2.5, Qwen3), its models with experts (Mixtral, Qwen2-MoE, Qwen3-MoE) and GPT-2.
+//! SmolLM2, Mistral, Qwen2.5, Qwen3), its models with experts (Mixtral, Qwen2-MoE, Qwen3-MoE), DeepSeek V3 and GPT-2.
 //!
 //! A folder is read, trained and written back:
 //!
@@ -42,6 +42,7 @@ mod finite;
 mod folder;
 mod generate;
 mod gguf;
+mod latent;
 mod lora;
 mod model;
 mod names;
@@ -54,7 +55,7 @@ pub mod tokens;
 mod weights;
 mod written;
 
-pub use config::{DropoutConfig, ExpertsConfig, Family, ModelConfig};
+pub use config::{DropoutConfig, ExpertsConfig, Family, LatentConfig, ModelConfig, SigmoidConfig};
 pub use error::{Error, Result, TensorMismatches};
 pub use files::{is_model_file, weights_in};
 pub use generate::{GenerateConfig, generate, generate_with};

@@ -31,12 +31,27 @@ pub(crate) struct ExpertNames {
     pub(crate) gate: &'static str,
     pub(crate) up: &'static str,
     pub(crate) down: &'static str,
+    /// The expert that all tokens use.
+    pub(crate) shared: &'static str,
+    /// What the output of that one is multiplied by, if it is.
+    pub(crate) shared_gate: Option<&'static str>,
 }
 
 pub(crate) fn of_experts(family: Family) -> ExpertNames {
+    let qwen = ExpertNames {
+        block: "mlp",
+        gate: "gate_proj",
+        up: "up_proj",
+        down: "down_proj",
+        shared: "shared_expert",
+        shared_gate: Some("shared_expert_gate"),
+    };
     match family {
-        Family::Mixtral => ExpertNames { block: "block_sparse_moe", gate: "w1", up: "w3", down: "w2" },
-        _ => ExpertNames { block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj" },
+        Family::Mixtral => {
+            ExpertNames { block: "block_sparse_moe", gate: "w1", up: "w3", down: "w2", ..qwen }
+        }
+        Family::DeepseekV3 => ExpertNames { shared: "shared_experts", shared_gate: None, ..qwen },
+        _ => qwen,
     }
 }
 
@@ -65,9 +80,18 @@ pub(crate) fn is_transposed(family: Family, name: &str) -> bool {
     family == Family::Gpt2 && TURNED.iter().any(|end| name.ends_with(end))
 }
 
-/// Whether a tensor is a buffer that older files contain and that is not a parameter.
-pub(crate) fn is_buffer(name: &str) -> bool {
-    [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"].iter().any(|end| name.ends_with(end))
+/// Whether files may contain a tensor that the model does not have: a buffer of older files, or one of the layers after the last, which
+/// predict further tokens.
+pub(crate) fn is_ignored(config: &ModelConfig, name: &str) -> bool {
+    let buffers = [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
+    let next = format!("model.layers.{}.", config.num_layers);
+    buffers.iter().any(|end| name.ends_with(end))
+        || (config.family == Family::DeepseekV3 && name.starts_with(&next))
+}
+
+/// Whether a tensor is the correction of a router, which is kept and saved in 32 bits at least.
+pub(crate) fn is_correction(name: &str) -> bool {
+    name.ends_with(&format!(".{}", ops::EXPERT_CORRECTION))
 }
 
 /// Returns the initialization of a new parameter, as in transformers.

@@ -20,12 +20,11 @@ impl Positions {
         Self { config: config.clone(), table: Arc::default() }
     }
 
-    /// Rotates queries and keys whose first place in the row is `offset`; in each document positions begin at 0.
-    pub(crate) fn apply(&self, [q, k]: [&Tensor; 2], offset: usize) -> Result<[Tensor; 2]> {
+    /// Rotates queries or keys whose first place in the row is `offset`; in each document positions begin at 0.
+    pub(crate) fn apply(&self, x: &Tensor, offset: usize) -> Result<Tensor> {
         let end =
-            checked_longest(&RowContext::current(), offset.saturating_add(q.dim(1)?), self.config.max_len)?;
-        let table = self.table(end, q.device())?;
-        Ok([table.apply(q, offset)?, table.apply(k, offset)?])
+            checked_longest(&RowContext::current(), offset.saturating_add(x.dim(1)?), self.config.max_len)?;
+        self.table(end, x.device())?.apply(x, offset)
     }
 
     fn table(&self, end: usize, device: &Device) -> Result<Rotary> {

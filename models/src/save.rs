@@ -37,7 +37,10 @@ impl FolderConfig {
     /// Returns the dtype in which a parameter is saved; `dtype` is the one that it has in memory.
     fn dtype_of(&self, name: &str, dtype: DType) -> DType {
         let before = || self.dtypes_of.as_ref()?.dtype(name);
-        self.dtype.or_else(before).unwrap_or(dtype)
+        match self.dtype.or_else(before).unwrap_or(dtype) {
+            DType::F16 | DType::BF16 if names::is_correction(name) => DType::F32,
+            dtype => dtype,
+        }
     }
 }
 

@@ -269,7 +269,7 @@ fn misfits(config: &ModelConfig, shapes: &BTreeMap<String, Vec<usize>>, folder: 
     }
     // A tied head may be present.
     let is_known = |name: &String| {
-        known.contains(name) || names::is_buffer(name) || (config.tied && name == names::HEAD)
+        known.contains(name) || names::is_ignored(config, name) || (config.tied && name == names::HEAD)
     };
     misfits.surplus = folder.names().filter(|name| !is_known(name)).cloned().collect();
     misfits

@@ -20,12 +20,26 @@ pub struct ExpertsConfig {
     pub shared_width: Option<usize>,
     /// Whether the weights of a token's experts are divided by their sum.
     pub normalized: bool,
+    /// Choice by sigmoids, with a correction for each expert; `None` for a choice by a softmax.
+    pub sigmoid: Option<SigmoidConfig>,
     /// Coefficient of the loss that balances the experts in training (`router_aux_loss_coef`).
     pub balance_coefficient: f64,
     /// Whether `transformers` adds that loss when it trains (`output_router_logits`).
     pub is_balanced: bool,
     /// Whether each block has experts; the others have a dense feed-forward layer.
     pub layers: Vec<bool>,
+}
+
+/// How experts are chosen by the sigmoids of their scores.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct SigmoidConfig {
+    /// Number of groups of experts (`n_group`).
+    pub groups: usize,
+    /// Number of groups of which a token uses experts (`topk_group`).
+    pub groups_per_token: usize,
+    /// Factor of the weights (`routed_scaling_factor`).
+    pub factor: f64,
 }
 
 /// Reads the experts of a family that may have them; `None` if no block does.
@@ -37,10 +51,15 @@ pub(super) fn read(
     let mut experts = match family {
         Family::Mixtral => mixtral(fields, num_layers)?,
         Family::Qwen2Moe | Family::Qwen3Moe => qwen(family, fields, num_layers)?,
+        Family::DeepseekV3 => deepseek(fields, num_layers)?,
         _ => return Ok(None),
     };
-    experts.balance_coefficient = fields.not_negative("router_aux_loss_coef")?.unwrap_or(0.001);
-    experts.is_balanced = fields.flag("output_router_logits", false)?;
+    let coefficient = fields.not_negative("router_aux_loss_coef")?.unwrap_or(0.001);
+    let is_balanced = fields.flag("output_router_logits", false)?;
+    // DeepSeek V3 has no such loss.
+    if family != Family::DeepseekV3 {
+        (experts.balance_coefficient, experts.is_balanced) = (coefficient, is_balanced);
+    }
     if !experts.layers.contains(&true) {
         return Ok(None);
     }
@@ -65,6 +84,7 @@ fn mixtral(fields: &mut Fields<'_>, num_layers: usize) -> Result<ExpertsConfig> 
         width: fields.size("intermediate_size")?,
         shared_width: None,
         normalized: true,
+        sigmoid: None,
         balance_coefficient: 0.0,
         is_balanced: false,
         layers: vec![count > 0; num_layers],
@@ -92,9 +112,46 @@ fn qwen(family: Family, fields: &mut Fields<'_>, num_layers: usize) -> Result<Ex
         width: fields.optional_size("moe_intermediate_size")?.unwrap_or(width),
         shared_width,
         normalized: fields.flag("norm_topk_prob", false)?,
+        sigmoid: None,
         balance_coefficient: 0.0,
         is_balanced: false,
         layers: (0..num_layers).map(is_sparse).collect(),
+    })
+}
+
+fn deepseek(fields: &mut Fields<'_>, num_layers: usize) -> Result<ExpertsConfig> {
+    for (name, supported) in
+        [("scoring_func", json!("sigmoid")), ("topk_method", json!("noaux_tc")), ("moe_layer_freq", json!(1))]
+    {
+        fields.require_supported(name, &supported)?;
+    }
+    let or = |size: Option<usize>, missing| size.unwrap_or(missing);
+    let count = or(fields.optional_size("n_routed_experts")?, 256);
+    let per_token = or(fields.optional_size("num_experts_per_tok")?, 8);
+    let groups = or(fields.optional_size("n_group")?, 8);
+    if groups == 0 || !count.is_multiple_of(groups) || (count > 0 && count / groups < 2) {
+        let help = format!("it must divide n_routed_experts, {count}, and each group must have two experts");
+        return Err(fields.config_error("n_group", &groups.to_string(), &help));
+    }
+    let groups_per_token = or(fields.optional_size("topk_group")?, 4);
+    if groups_per_token > groups || groups_per_token * (count / groups) < per_token {
+        let help =
+            format!("it must be at most n_group, {groups}, and the groups must have {per_token} experts");
+        return Err(fields.config_error("topk_group", &groups_per_token.to_string(), &help));
+    }
+    let factor = fields.above_zero("routed_scaling_factor")?.unwrap_or(2.5);
+    let width = or(fields.optional_size("moe_intermediate_size")?, 2048);
+    let dense = or(fields.optional_size("first_k_dense_replace")?, 3);
+    Ok(ExpertsConfig {
+        count,
+        per_token,
+        width,
+        shared_width: Some(width * or(fields.optional_size("n_shared_experts")?, 1)),
+        normalized: fields.flag("norm_topk_prob", true)?,
+        sigmoid: Some(SigmoidConfig { groups, groups_per_token, factor }),
+        balance_coefficient: 0.001,
+        is_balanced: false,
+        layers: (0..num_layers).map(|layer| count > 0 && layer >= dense).collect(),
     })
 }
 

@@ -24,6 +24,7 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<ModelConfig> {
         num_heads,
         num_kv_heads: num_heads,
         head_dim: hidden_size.checked_div(num_heads).unwrap_or(0),
+        latent: None,
         max_len: fields.size("n_positions")?,
         norm_eps: fields.not_negative("layer_norm_epsilon")?.unwrap_or(1e-5),
         activation: activation(fields, "activation_function", "gelu_new")?,

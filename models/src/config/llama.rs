@@ -36,10 +36,11 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
         num_heads,
         num_kv_heads,
         head_dim,
+        latent: None,
         max_len,
         norm_eps: fields.not_negative("rms_norm_eps")?.unwrap_or(norm_eps),
         activation: activation(fields, "hidden_act", "silu")?,
-        rotary: Some(rope::read(fields, head_dim, max_len, theta)?),
+        rotary: Some(rope::read(fields, head_dim, max_len, theta, None)?),
         windows,
         qkv_bias,
         out_bias: attention_bias,
@@ -95,7 +96,7 @@ fn kv_heads(family: Family, fields: &mut Fields<'_>, num_heads: usize) -> Result
 }
 
 /// Returns a note if the configuration has a padding token: transformers computes no gradient for its embedding.
-fn padding(fields: &mut Fields<'_>) -> Option<String> {
+pub(super) fn padding(fields: &mut Fields<'_>) -> Option<String> {
     fields.value("pad_token_id").map(|token| {
         format!(
             "pad_token_id of {token}: where rows contain that token, its embedding is trained like the others"

@@ -1,5 +1,6 @@
 //! Model configuration, read from `config.json`.
 
+mod deepseek;
 mod experts;
 mod fields;
 mod gpt2;
@@ -15,7 +16,8 @@ use serde_json::{Map, Value};
 use crate::digest::Hash;
 use crate::{Error, Result};
 
-pub use experts::ExpertsConfig;
+pub use deepseek::LatentConfig;
+pub use experts::{ExpertsConfig, SigmoidConfig};
 pub(crate) use fields::Fields;
 
 /// Supported model families.
@@ -35,13 +37,15 @@ pub enum Family {
     Qwen2Moe,
     /// `model_type` "qwen3_moe": Qwen3 with experts.
     Qwen3Moe,
+    /// `model_type` "deepseek_v3": latent attention, and experts that are chosen by sigmoids in groups.
+    DeepseekV3,
     /// `model_type` "gpt2".
     Gpt2,
 }
 
 impl Family {
     /// All families.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Llama,
         Self::Mistral,
         Self::Mixtral,
@@ -49,6 +53,7 @@ impl Family {
         Self::Qwen2Moe,
         Self::Qwen3,
         Self::Qwen3Moe,
+        Self::DeepseekV3,
         Self::Gpt2,
     ];
 
@@ -62,6 +67,7 @@ impl Family {
             Self::Mixtral => "mixtral",
             Self::Qwen2Moe => "qwen2_moe",
             Self::Qwen3Moe => "qwen3_moe",
+            Self::DeepseekV3 => "deepseek_v3",
             Self::Gpt2 => "gpt2",
         }
     }
@@ -101,8 +107,10 @@ pub struct ModelConfig {
     pub num_heads: usize,
     /// Number of key and value heads.
     pub num_kv_heads: usize,
-    /// Number of features of a head.
+    /// Number of features of a head of queries and keys.
     pub head_dim: usize,
+    /// Latent attention; `None` for a model whose keys and values are projected from its features.
+    pub latent: Option<LatentConfig>,
     /// Maximum length of a row, in tokens; of a packed one, that of a document.
     pub max_len: usize,
     /// Epsilon that norms add to the variance.
@@ -192,6 +200,7 @@ impl ModelConfig {
         let mut fields = Fields::of_model(family, &json);
         let mut config = match family {
             Family::Gpt2 => gpt2::read(&mut fields)?,
+            Family::DeepseekV3 => deepseek::read(&mut fields)?,
             _ => llama::read(family, &mut fields)?,
         };
         config.notes.extend(fields.finish()?);
@@ -220,10 +229,13 @@ impl ModelConfig {
             })
         };
         let experts = self.experts.iter().flat_map(|experts| {
-            let shared = experts.shared_width.map(|width| ("shared_expert_intermediate_size", width));
+            let shared = experts.shared_width.map(|width| ("the width of the shared expert", width));
             [Some(("the width of experts", experts.width)), shared].into_iter().flatten()
         });
-        if let Some((field, got)) = sizes.into_iter().chain(experts).find(|(_, size)| *size == 0) {
+        let latent = self.latent.iter().flat_map(LatentConfig::sizes);
+        if let Some((field, got)) =
+            sizes.into_iter().chain(experts).chain(latent).find(|(_, size)| *size == 0)
+        {
             return refuse(field, got, "it must be above 0");
         }
         // Keeps the sizes of weights from overflowing.
@@ -236,8 +248,9 @@ impl ModelConfig {
         if self.windows.contains(&Some(0)) {
             return refuse("sliding_window", 0, "it must be above 0");
         }
-        if self.rotary.is_some() && !self.head_dim.is_multiple_of(2) {
-            return refuse("head_dim", self.head_dim, "it must be even: rotary embedding turns pairs");
+        if let Some(rotary) = self.rotary.as_ref().filter(|rotary| !rotary.head_dim.is_multiple_of(2)) {
+            let field = if self.latent.is_some() { "qk_rope_head_dim" } else { "head_dim" };
+            return refuse(field, rotary.head_dim, "it must be even: rotary embedding turns pairs");
         }
         if self.family == Family::Gpt2 && self.head_dim * self.num_heads != self.hidden_size {
             return refuse("n_embd", self.hidden_size, "n_head must divide it");
@@ -261,6 +274,11 @@ impl ModelConfig {
         Ok(self)
     }
 
+    /// Returns the number of features of a head of values.
+    pub fn value_dim(&self) -> usize {
+        self.latent.as_ref().map_or(self.head_dim, |latent| latent.value_dim)
+    }
+
     /// Returns the JSON as it was read; it is saved with the weights.
     pub fn json(&self) -> &Map<String, Value> {
         &self.json
@@ -274,8 +292,10 @@ impl ModelConfig {
             (experts.balance_coefficient, experts.is_balanced) = (0.0, false);
         }
         let mut hash = Hash::default();
-        // Models without experts have the hash that they had before there were any.
-        hash.add(format!("{computed:?}").replace(", experts: None", "").as_bytes());
+        // Models have the hash that they had before other models had these.
+        let absent = [", experts: None", ", latent: None", ", sigmoid: None"];
+        let described = absent.iter().fold(format!("{computed:?}"), |text, absent| text.replace(absent, ""));
+        hash.add(described.as_bytes());
         hash.hex()
     }
 

@@ -1,6 +1,6 @@
 //! Tests of `config.json`: what is read, and what is refused by name.
 
-use ops::RotaryScaling;
+use ops::{RotaryLayout, RotaryScaling};
 use serde_json::{Value, json};
 
 use super::*;
@@ -63,11 +63,14 @@ fn what_is_not_supported_is_named() {
         (vec![("vocab_size", Value::Null)], ["vocab_size is missing", "give"]),
         (
             vec![("model_type", json!("bert"))],
-            ["\"bert\"", "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gpt2"],
+            ["\"bert\"", "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, deepseek_v3, gpt2"],
         ),
         (
             vec![("model_type", Value::Null)],
-            ["model_type is missing", "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gpt2"],
+            [
+                "model_type is missing",
+                "llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, deepseek_v3, gpt2",
+            ],
         ),
         (vec![("initializer_range", json!(-1))], ["initializer_range is -1", "0 or more"]),
         (vec![("initializer_range", json!(1e39))], ["initializer_range is 1000", "finite"]),
@@ -284,4 +287,61 @@ fn experts_that_cannot_be_are_named() {
     let jitter = [("model_type", json!("mixtral")), ("router_jitter_noise", json!(0.1))];
     let got = with(experts(), &jitter).unwrap_err().to_string();
     assert!(got.contains("router_jitter_noise is 0.1; supported is 0"), "{got}");
+}
+
+fn deepseek(changes: &[(&str, Value)]) -> Result<ModelConfig> {
+    let base = json!({
+        "model_type": "deepseek_v3", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64, "q_lora_rank": null,
+        "kv_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5, "n_routed_experts": 8,
+        "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 10, "n_shared_experts": 2,
+        "first_k_dense_replace": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1,
+        "ep_size": 1, "seq_aux": true, "aux_loss_alpha": 0.001, "num_nextn_predict_layers": 1
+    });
+    with(base, changes)
+}
+
+#[test]
+fn latent_attention_and_sigmoids_are_read() {
+    let config = deepseek(&[]).unwrap();
+    let latent = config.latent.clone().unwrap();
+    assert_eq!((config.head_dim, config.value_dim(), latent.query_rank, latent.key_rank), (10, 5, None, 8));
+    assert_eq!(latent.scale, 1.0 / 10f64.sqrt());
+    assert_eq!(config.rotary.clone().unwrap().layout, RotaryLayout::Interleaved);
+    assert!(config.notes()[0].starts_with("num_nextn_predict_layers of 1: "), "{:?}", config.notes());
+    let experts = config.experts.unwrap();
+    assert_eq!((experts.shared_width, experts.normalized), (Some(20), true));
+    assert_eq!(experts.layers, [false, true, true]);
+    assert_eq!(experts.sigmoid, Some(SigmoidConfig { groups: 4, groups_per_token: 2, factor: 2.5 }));
+    let yarn = json!({"type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.5});
+    let config = deepseek(&[("rope_scaling", yarn), ("rope_interleave", json!(false))]).unwrap();
+    let sharper = |by: f64| 0.1 * by * 4f64.ln() + 1.0;
+    let Some(RotaryScaling::Yarn { attention_factor, .. }) = config.rotary.map(|rotary| rotary.scaling)
+    else {
+        panic!()
+    };
+    assert_eq!(attention_factor, Some(sharper(1.0) / sharper(0.5)));
+    assert!((config.latent.unwrap().scale - sharper(0.5).powi(2) / 10f64.sqrt()).abs() < 1e-15);
+}
+
+#[test]
+fn latent_attention_and_sigmoids_that_cannot_be_are_named() {
+    for (name, value, said) in [
+        ("n_group", json!(3), "n_group is 3; it must divide n_routed_experts, 8"),
+        ("n_group", json!(8), "each group must have two experts"),
+        ("topk_group", json!(1), "topk_group is 1"),
+        ("scoring_func", json!("softmax"), "scoring_func is \"softmax\"; supported is \"sigmoid\""),
+        ("topk_method", json!("greedy"), "topk_method is \"greedy\""),
+        ("num_key_value_heads", json!(2), "num_key_value_heads is 2; supported is 4"),
+        ("qk_rope_head_dim", json!(3), "qk_rope_head_dim is 3; it must be even"),
+        ("kv_lora_rank", json!(0), "kv_lora_rank is 0; it must be above 0"),
+        ("v_head_dim", json!(0), "v_head_dim is 0; it must be above 0"),
+        ("routed_scaling_factor", json!(0), "routed_scaling_factor is 0"),
+        ("index_topk", json!(2), "index_topk (2)"),
+        ("head_dim", json!(8), "head_dim is 8; supported is 4"),
+        ("n_shared_experts", json!(0), "the width of the shared expert is 0"),
+    ] {
+        let line = deepseek(&[(name, value)]).unwrap_err().to_string();
+        assert!(line.contains(said) && !line.contains('\n'), "{line}");
+    }
 }

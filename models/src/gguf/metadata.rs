@@ -21,6 +21,7 @@ pub(super) fn architecture(family: Family) -> &'static str {
         Family::Qwen3 => "qwen3",
         Family::Qwen2Moe => "qwen2moe",
         Family::Qwen3Moe => "qwen3moe",
+        Family::DeepseekV3 => "deepseek2",
         Family::Gpt2 => "gpt2",
     }
 }
@@ -115,6 +116,9 @@ fn context_length(config: &ModelConfig, notes: &mut Vec<String>) -> usize {
 fn check(config: &ModelConfig) -> Result<()> {
     let refuse =
         |field: &str, got: &dyn std::fmt::Debug| Err(unsupported(config, field, &format!("{got:?}")));
+    if config.latent.is_some() {
+        return refuse("model_type", &config.family.model_type());
+    }
     let activation = if config.family == Family::Gpt2 { Gate::GeluTanh } else { Gate::Silu };
     if config.activation != activation {
         return refuse("the activation", &config.activation);

@@ -160,6 +160,9 @@ fn new_adapters_change_nothing_at_first() -> Result<()> {
         let layers = match name {
             "gpt2" => 2 * 4,
             "mixtral" => 2 * 4,
+            // Attention, a dense layer, a shared expert.
+            "deepseek" => 2 * 5 + 3 + 3,
+            "deepseek-direct" => 2 * (4 + 3),
             "qwen2-moe" => 7 + 8,
             "qwen3-moe" => 7 + 4,
             _ => 2 * 7,

@@ -13,7 +13,7 @@ impl Subject {
     /// For each token: 6 for each parameter of a matrix product (2 in forward, 2 for the gradient of its input, 2 for
     /// its own gradient), or 4 if the parameter is frozen; this includes the head, but not the embedding, and of experts
     /// only those that a token uses. Attention
-    /// adds `12 * layers * heads * head_dim * document_length`, with the sliding window in its place if that is shorter.
+    /// adds `6 * layers * heads * (head_dim + value_dim) * document_length`, `value_dim` the width of a head of values, with the sliding window in its place if that is shorter.
     /// Recomputation in backward does not count; the causal mask does not reduce the count; norms, softmax, routers and
     /// the optimizer are not counted.
     ///
@@ -56,8 +56,8 @@ impl Subject {
         let config = &self.config;
         let window = config.windows.get(block - 1).copied().flatten();
         let attended = window.map_or(attended, |window| attended.min(window as f64));
-        let numbers = (config.num_heads * config.head_dim) as f64 * attended;
-        [4.0 * numbers, 8.0 * numbers]
+        let numbers = (config.num_heads * (config.head_dim + config.value_dim())) as f64 * attended;
+        [2.0 * numbers, 4.0 * numbers]
     }
 }
 
