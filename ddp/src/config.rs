@@ -1,6 +1,7 @@
 //! Configuration: how gradients are grouped and averaged.
 
 use training::AuditConfig;
+use training::internal::known_buffers;
 
 use crate::CommHook;
 
@@ -20,7 +21,7 @@ pub struct DdpConfig {
     pub tune_bucket_bytes: bool,
     /// Last components of the names of tensors that are state and not parameters: the model gets the variable itself, no
     /// gradient is communicated, and all ranks start from rank 0's values. Default: `running_mean` and `running_var`, as
-    /// `candle_nn::BatchNorm` names them.
+    /// `candle_nn::BatchNorm` names them, and [`ops::EXPERT_CORRECTION`].
     pub buffers: Vec<String>,
     /// Broadcasts rank 0's buffers after each [`crate::Ddp::backward`], so that running statistics are equal on all ranks,
     /// and any rank may evaluate or save. Default: true. PyTorch does it before the next forward pass, to the same effect;
@@ -40,7 +41,7 @@ impl Default for DdpConfig {
             bucket_bytes: 25 << 20,
             first_bucket_bytes: 1 << 20,
             tune_bucket_bytes: false,
-            buffers: vec!["running_mean".into(), "running_var".into()],
+            buffers: known_buffers(),
             broadcast_buffers: true,
             hook: CommHook::AllReduce,
             audit: AuditConfig::default(),

@@ -2,6 +2,7 @@
 
 use candle_core::DType;
 use training::AuditConfig;
+use training::internal::known_buffers;
 
 /// What each rank keeps of the model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -41,7 +42,7 @@ pub struct FsdpConfig {
     pub pack_elements: usize,
     /// Last components of the names of tensors that are state and not parameters: every rank has them whole, and they have no
     /// gradient. Checkpoints and whole-model files contain those of rank 0. Default: `running_mean` and `running_var`, as
-    /// `candle_nn::BatchNorm` names them.
+    /// `candle_nn::BatchNorm` names them, and [`ops::EXPERT_CORRECTION`].
     pub buffers: Vec<String>,
     /// Dtype in which floating-point buffers are kept, for layers that need them in the dtype they compute in. Files may
     /// contain them in any floating-point dtype. Default: `None`, the dtype of the `VarBuilder`.
@@ -57,7 +58,7 @@ impl Default for FsdpConfig {
             strategy: ShardingStrategy::default(),
             mixed_precision: MixedPrecision::default(),
             pack_elements: 16 * 1024,
-            buffers: vec!["running_mean".into(), "running_var".into()],
+            buffers: known_buffers(),
             buffer_dtype: None,
             audit: AuditConfig::default(),
         }

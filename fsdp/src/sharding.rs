@@ -305,9 +305,11 @@ impl<'a> Sharding<'a> {
         Ok(var.as_tensor().clone())
     }
 
-    /// Returns the dtype to read a buffer in: integers as they are asked for, floats in the dtype of the shards.
+    /// Returns the dtype to read a buffer in: integers as they are asked for, floats in the dtype of the shards, unless a wider one is
+    /// asked for.
     fn buffer_dtype(&self, asked: DType) -> DType {
-        if is_trainable(asked) { self.dtypes.0 } else { asked }
+        let is_wider = asked.size_in_bytes() > self.dtypes.0.size_in_bytes();
+        if is_trainable(asked) && !is_wider { self.dtypes.0 } else { asked }
     }
 
     fn inner(&self, device: &Device) -> VarBuilder<'a> {

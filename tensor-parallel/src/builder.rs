@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder, VarMap};
 use comm::{Local, LocalConfig};
+use ops::EXPERT_CORRECTION;
 use sampler::{Generator, SharedGenerator};
 use training::build::RangeReader;
 use training::internal::{Runs, lock};
@@ -150,12 +151,14 @@ impl ShardBuilder {
         self.dtype
     }
 
-    /// Returns the same builder for a weight of this dtype: that of all weights, or one of integers.
+    /// Returns the same builder for a weight of this dtype: that of all weights, or one of integers, or for the correction of a router,
+    /// which has no gradient, any.
     ///
     /// # Errors
     /// Another dtype of floating-point numbers.
     pub(crate) fn of_dtype(self, name: &str, dtype: DType) -> Result<Self> {
-        if dtype != self.dtype && dtype.is_float() {
+        let is_correction = name.rsplit('.').next() == Some(EXPERT_CORRECTION);
+        if dtype != self.dtype && dtype.is_float() && !is_correction {
             let help = format!(
                 "ask for {:?}: all weights of a divided model have one floating-point dtype",
                 self.dtype

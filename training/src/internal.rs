@@ -15,5 +15,5 @@ pub use crate::gradient_check::{CheckedLoss, CheckedPart, check_gradient_of};
 pub use crate::lock::lock;
 pub use crate::optimizer::map_matrices;
 pub use crate::runs::Runs;
-pub use crate::state::is_buffer;
+pub use crate::state::{is_buffer, known_buffers};
 pub use crate::tensor_file::check_writable;

@@ -205,6 +205,16 @@ pub fn named_vars(vars: &VarMap) -> Vec<(String, Var)> {
     named
 }
 
+/// Last components of the names of state that is not trained: running statistics, as `candle_nn::BatchNorm` names them, and the
+/// corrections of routers ([`ops::EXPERT_CORRECTION`]).
+///
+/// ```
+/// assert!(training::internal::known_buffers().contains(&"running_mean".to_string()));
+/// ```
+pub fn known_buffers() -> Vec<String> {
+    ["running_mean", "running_var", ops::EXPERT_CORRECTION].map(String::from).into()
+}
+
 /// Whether a variable is one of `buffers` (state that is not trained), by the last component of its name.
 ///
 /// ```

@@ -117,9 +117,11 @@ fn another_balance_of_a_resumed_run_is_named() {
 fn a_balance_that_cannot_be_is_refused() {
     let runs = Runs::new();
     let said = runs.refuse(&["--balance-coefficient", "0.1"]);
-    assert!(said.contains("--balance-coefficient: got 0.1; no loss balances the experts"), "{said}");
+    assert!(said.contains("--balance-coefficient: got 0.1; nothing balances the experts"), "{said}");
     let said = runs.refuse(&["--balance", "row", "--balance-coefficient", "-1"]);
     assert!(said.contains("give a finite number, 0 or more"), "{said}");
+    let said = runs.refuse(&["--balance", "bias"]);
+    assert!(said.contains("--balance: got bias; experts of a mixtral have no corrections"), "{said}");
     runs.configure(&[("num_local_experts", json!(0))]);
     let said = runs.refuse(&["--balance", "row"]);
     assert!(said.contains("--balance: got row; this model, a mixtral, has no experts"), "{said}");

@@ -22,7 +22,7 @@ rendered with the folder's chat template, and only the assistant's answers are t
 pub struct FinetuneOptions {
     /// Hugging Face folder of the model
     ///
-    /// A folder with config.json, safetensors and tokenizer.json, as transformers writes it: a Llama, Mistral, Mixtral, Qwen2.5, Qwen3 or GPT-2.
+    /// A folder with config.json, safetensors and tokenizer.json, as transformers writes it: a Llama, Mistral, Mixtral, Qwen2.5, Qwen3, DeepSeek V3 or GPT-2.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     #[command(flatten)]

@@ -34,7 +34,7 @@ given sizes. To start, take a text of a few megabytes:
 pub struct PretrainOptions {
     /// Folder with config.json [default: a new Llama]
     ///
-    /// Of a Llama, Mistral, Mixtral, Qwen2.5, Qwen3 or GPT-2, with its tokenizer.json; that is not needed if --tokenizer is given. Its weights are
+    /// Of a Llama, Mistral, Mixtral, Qwen2.5, Qwen3, DeepSeek V3 or GPT-2, with its tokenizer.json; that is not needed if --tokenizer is given. Its weights are
     /// not read.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["layers", "hidden", "heads"])]
     model: Option<PathBuf>,

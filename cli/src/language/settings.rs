@@ -44,9 +44,10 @@ pub(super) fn train_config(
     }
     if let Some(experts) = &model.experts {
         let balance = options.balance_of(experts);
-        settings.insert("--balance".into(), balance_name(balance.loss));
-        let factor = balance.loss.map(|_| ("--balance-coefficient".into(), balance.coefficient.to_string()));
-        settings.extend(factor);
+        settings.insert("--balance".into(), balance_name(&balance));
+        if balance.loss.is_some() || balance.bias.is_some() {
+            settings.insert("--balance-coefficient".into(), balance.coefficient.to_string());
+        }
     }
     TrainConfig { settings, ..config }
 }

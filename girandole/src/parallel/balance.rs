@@ -1,10 +1,11 @@
 //! Balance of experts: the loss that is added to gradients, and the load of each expert.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor, Var};
 use comm::{Communicator, ReduceOp, Work, all_gather_object};
-use ops::{Balance, BalanceConfig, BalanceLoss, PendingSum, RankSum};
+use ops::{Balance, BalanceConfig, BalanceLoss, EXPERT_CORRECTION, PendingSum, RankSum};
 use serde::{Deserialize, Serialize};
 use training::LossScaler;
 use training::build::Model;
@@ -12,13 +13,16 @@ use training::build::Model;
 use super::Parallel;
 use crate::{Error, Result};
 
-/// How the experts of a model are balanced in training: see [`ParallelConfig::balance`](crate::ParallelConfig::balance).
+/// How the experts of a model are balanced in training: by a loss, by corrections, or both. See [`ParallelConfig::balance`](crate::ParallelConfig::balance).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertBalance {
     /// The loss that is added. Default: none, only the loads are counted.
     pub loss: Option<BalanceLoss>,
     /// Its coefficient. Default: 0.001.
     pub coefficient: f64,
+    /// How far [`Parallel::move_corrections`] moves the corrections of routers ([`ops::Router::corrected`]). Default: none, they stay
+    /// as they are.
+    pub bias: Option<f64>,
     /// Number of experts of each router.
     pub experts: usize,
 }
@@ -26,7 +30,7 @@ pub struct ExpertBalance {
 impl ExpertBalance {
     /// Counts the loads of so many experts, without a loss.
     pub fn counting(experts: usize) -> Self {
-        Self { loss: None, coefficient: 0.001, experts }
+        Self { loss: None, coefficient: 0.001, bias: None, experts }
     }
 }
 
@@ -52,7 +56,11 @@ impl ExpertLoad {
 pub(crate) struct Routing {
     /// Names of all routers, of all stages, in the order of layers; `None` before the first step.
     routers: Option<Vec<String>>,
+    /// Those of this rank.
+    own: Vec<String>,
     pub(crate) loads: Vec<ExpertLoad>,
+    /// Whether the corrections of routers have not been moved by these loads.
+    is_new: bool,
 }
 
 #[derive(Debug)]
@@ -87,9 +95,45 @@ impl<M: Model> Parallel<M> {
         &self.routing.loads
     }
 
+    /// With [`ExpertBalance::bias`], moves the correction of each expert by that: up if it had fewer tokens than the mean in the last
+    /// step, of all ranks and micro-batches, and down if it had more. A loop of one's own calls it on every rank after the optimizer
+    /// has stepped, as the [`Trainer`](crate::Trainer) does; again, or without a step before, it changes nothing. A step that is
+    /// skipped moves nothing.
+    ///
+    /// # Errors
+    /// A router without a correction.
+    ///
+    /// # Source
+    /// Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts" (2024), algorithm 1.
+    pub fn move_corrections(&mut self) -> Result<()> {
+        let Some(rate) = self.config.balance.and_then(|balance| balance.bias) else { return Ok(()) };
+        if !std::mem::take(&mut self.routing.is_new) {
+            return Ok(());
+        }
+        let corrections: HashMap<String, Var> = self.buffers().into_iter().collect();
+        for ExpertLoad { router, tokens } in &self.routing.loads {
+            let Some(var) = corrections.get(&format!("{router}.{EXPERT_CORRECTION}")) else {
+                if self.routing.own.contains(router) {
+                    let help = format!("give it one called {EXPERT_CORRECTION}, or balance by a loss");
+                    return Err(Error::invalid("a router without a correction", router, help));
+                }
+                continue;
+            };
+            let mean = tokens.iter().sum::<f64>() / tokens.len() as f64;
+            let moves = tokens.iter().map(|own| match mean - own {
+                0.0 => 0.0,
+                missing => rate * missing.signum(),
+            });
+            let moves = Tensor::from_iter(moves, &Device::Cpu)?;
+            let moved = (var.as_detached_tensor().to_device(&Device::Cpu)?.to_dtype(DType::F64)? + moves)?;
+            var.set(&moved.to_dtype(var.dtype())?.to_device(var.device())?)?;
+        }
+        Ok(())
+    }
+
     /// Makes the balance of a micro-batch of a batch with so many rows on this rank.
     pub(super) fn balance_of(&self, rows: usize) -> Option<Balance> {
-        let ExpertBalance { loss, coefficient, experts } = self.config.balance?;
+        let ExpertBalance { loss, coefficient, experts, .. } = self.config.balance?;
         let group = |comm: &Arc<dyn Communicator>| -> Option<Arc<dyn RankSum>> {
             (comm.world_size() > 1).then(|| Arc::new(Group(comm.clone())) as Arc<dyn RankSum>)
         };
@@ -129,6 +173,7 @@ impl<M: Model> Parallel<M> {
             Some(routers) => routers,
             None => {
                 let names: Vec<String> = own.iter().map(|(router, _)| router.to_string()).collect();
+                self.routing.own = names.clone();
                 let mut all: Vec<String> =
                     all_gather_object(&**self.axes.mesh.axis("pp")?, &names)?.into_iter().flatten().collect();
                 all.sort_by_key(|name| by_layer(name));
@@ -151,7 +196,7 @@ impl<M: Model> Parallel<M> {
             router: router.clone(),
             tokens: tokens.to_vec(),
         };
-        self.routing.loads = loads.map(of).collect();
+        (self.routing.loads, self.routing.is_new) = (loads.map(of).collect(), true);
         self.routing.routers = Some(routers);
         Ok(loss.map(|_| sum))
     }

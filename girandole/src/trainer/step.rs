@@ -10,6 +10,7 @@
 //! | check of the first gradients | [`Trainer::step_once`] | `first_gradients.rs` |
 //! | norm over all ranks, clipping | [`Trainer::update`] | `strategy/src/norm.rs` |
 //! | optimizer | [`Trainer::update`] | `optimizer.rs`; `training::{Adam, Muon, Sgd}`, `strategy::OwnedMatrices` |
+//! | corrections of experts' routers | [`Trainer::update`] | `parallel/balance.rs` |
 //! | report | [`Trainer::step_once`] | `observer.rs` |
 //!
 //! Around it: the loop over steps, evaluations and checkpoints is in `trainer/mod.rs`; what happens when a rank is lost is in
@@ -107,6 +108,7 @@ impl<M: Model> Trainer<'_, M> {
         self.wait_for_copies();
         self.optimizer.set_learning_rate(learning_rate);
         tracing::info_span!("optimizer").in_scope(|| self.optimizer.step(self.model, grads, scale))?;
+        self.model.move_corrections()?;
         self.reserve_copies()?;
         Ok(norm)
     }

@@ -55,6 +55,15 @@ pub(crate) fn experts() -> ModelConfig {
     ModelConfig::from_json(json).unwrap()
 }
 
+/// DeepSeek V3: latent attention with values that are narrower than keys, groups of experts, a shared one, and a dense layer.
+pub(crate) fn deepseek() -> ModelConfig {
+    let json = r#"{"model_type": "deepseek_v3", "vocab_size": 48, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 6,
+         "num_attention_heads": 8, "q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 4,
+         "max_position_embeddings": 16, "n_routed_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 3,
+         "topk_group": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "attention_bias": true, "initializer_range": 0.2}"#;
+    ModelConfig::from_json(json).unwrap()
+}
+
 /// The rows of a step; some targets do not count, a different number in each row.
 pub(crate) fn batch(step: usize) -> (Tensor, Tensor) {
     batch_of(step, LEN)
@@ -96,6 +105,8 @@ pub(crate) struct Setup {
     pub(crate) mistral: bool,
     /// Use Qwen2-MoE in place of the others.
     pub(crate) experts: bool,
+    /// Use DeepSeek V3 in place of the others, and move the corrections of its experts.
+    pub(crate) deepseek: bool,
     /// Length of rows.
     pub(crate) len: usize,
     pub(crate) dropout: f64,
@@ -118,6 +129,7 @@ impl Default for Setup {
             gpt2: false,
             mistral: false,
             experts: false,
+            deepseek: false,
             len: LEN,
             dropout: 0.0,
             packed: false,
@@ -151,9 +163,10 @@ impl Setup {
     }
 
     fn config(&self) -> ModelConfig {
-        let config = match (self.experts, self.mistral, self.gpt2) {
-            (true, ..) => experts(),
-            (_, true, _) => mistral(),
+        let config = match (self.deepseek, self.experts, self.mistral, self.gpt2) {
+            (true, ..) => deepseek(),
+            (_, true, ..) => experts(),
+            (_, _, true, _) => mistral(),
             (.., true) => gpt2(),
             _ => config(self.tied),
         };
@@ -185,6 +198,7 @@ impl Setup {
             balance: counting.map(|counting| ExpertBalance {
                 loss: self.balance,
                 coefficient: 0.5,
+                bias: self.deepseek.then_some(0.01),
                 ..counting
             }),
             ..ParallelConfig::default()
@@ -258,6 +272,7 @@ pub(crate) fn step_of(
     let mut step = parallel.step_batch(&own_rows(parallel, number, setup)?)?;
     parallel.clip_grad_norm(&mut step.grads, 0.5)?;
     optimizer.step(&step.grads)?;
+    parallel.move_corrections()?;
     Ok(step.loss + step.balance_loss.unwrap_or(0.0))
 }
 

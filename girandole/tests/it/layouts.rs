@@ -10,7 +10,7 @@ use candle_nn::Optimizer;
 use girandole::comm::Local;
 use girandole::context_parallel::ContextParallel;
 use girandole::models::{GenerateConfig, generate};
-use girandole::ops::{BalanceLoss, RowContext, activation_bytes};
+use girandole::ops::{BalanceLoss, EXPERT_CORRECTION, RowContext, activation_bytes};
 use girandole::pipeline::ScheduleKind;
 use girandole::{DistributedModel, Layout, Recompute};
 
@@ -252,6 +252,40 @@ fn balanced_experts_in_every_layout() {
         for schedule in SCHEDULES {
             for layout in ["pp=2", "pp=2,shard=2", "pp=2,tp=2", "pp=2,cp=2", "pp=2,dp=2", "pp=2,ep=2"] {
                 assert_equal(layout, &train_as(layout, Setup { schedule, ..two }), &expected, 1e-10);
+            }
+        }
+    }
+}
+
+/// Latent attention, experts chosen by sigmoids in groups, and corrections that move by the loads of all ranks and micro-batches.
+#[test]
+fn corrected_experts_and_latent_attention_in_every_layout() {
+    let plain = Setup { deepseek: true, ..Setup::default() };
+    for setup in [plain, Setup { packed: true, balance: Some(BalanceLoss::Row), ..plain }] {
+        let expected = train_as("", Setup { micro_batches: Some(1), ..setup });
+        let corrections = expected.parameters.iter().filter(|(name, _)| name.ends_with(EXPERT_CORRECTION));
+        let moved = corrections.flat_map(|(_, values)| values).filter(|value| value.abs() > 0.005).count();
+        assert!(moved > 30, "{moved} of 60 corrections have moved");
+        let all = || LAYOUTS.into_iter().chain(EXPERT_LAYOUTS);
+        for layout in all() {
+            assert_equal(layout, &train_as(layout, setup), &expected, 1e-10);
+        }
+        let divided = Setup { sequence_parallel: true, ..setup };
+        for layout in all().filter(|layout| layout.contains("tp=2")) {
+            assert_equal(layout, &train_as(layout, divided), &expected, 1e-10);
+        }
+        for recompute in [Recompute::Units, Recompute::Selective] {
+            for (layout, setup) in
+                [("", setup), ("shard=2", setup), ("pp=2", setup), ("cp=2", setup), ("tp=2", divided)]
+            {
+                assert_equal(layout, &train_as(layout, Setup { recompute, ..setup }), &expected, 1e-10);
+            }
+        }
+        for schedule in
+            [ScheduleKind::GPipe, ScheduleKind::Interleaved, ScheduleKind::ZbH1, ScheduleKind::ZbV]
+        {
+            for layout in ["pp=2", "pp=2,shard=2", "pp=2,tp=2"] {
+                assert_equal(layout, &train_as(layout, Setup { schedule, ..setup }), &expected, 1e-10);
             }
         }
     }

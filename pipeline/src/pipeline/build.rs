@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use comm::Communicator;
 use strategy::ReplicaGroups;
-use training::internal::is_buffer;
+use training::internal::{is_buffer, known_buffers};
 
 use crate::average::completion_positions;
 use crate::failure_reports::FailureReports;
@@ -175,7 +175,7 @@ impl Pipeline {
         let own: Vec<bool> = table.owners.iter().map(|owner| *owner == comm.rank()).collect();
         let stages = groups.all_agree(stage::build(modules, &ranges, &own, builder))?;
         groups.all_agree(replicas::broadcast_variables(groups.dp.as_ref(), &all_vars(&stages)))?;
-        let mut buffer_names = vec!["running_mean".to_string(), "running_var".to_string()];
+        let mut buffer_names = known_buffers();
         buffer_names.extend(modules.buffers.clone());
         let (buffers, parameters) =
             all_vars(&stages).into_iter().partition(|(name, _)| is_buffer(&buffer_names, name));

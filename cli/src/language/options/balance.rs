@@ -16,16 +16,22 @@ pub(in crate::language) enum BalanceOption {
     Row,
     /// A loss of all rows of a step, as in transformers.
     Batch,
+    /// No loss: a correction of each expert, which moves once a step.
+    Bias,
     /// Nothing.
     None,
 }
 
 impl TrainOptions {
-    /// Returns how the experts of a model are balanced.
+    /// Returns how the experts of a model are balanced, which may be trained by adapters.
     ///
     /// # Errors
-    /// Options for experts, and a model without any.
-    pub(in crate::language) fn balance(&self, model: &ModelConfig) -> Result<Option<ExpertBalance>> {
+    /// Options for experts, and a model without any; corrections, and experts that have none.
+    pub(in crate::language) fn balance(
+        &self,
+        model: &ModelConfig,
+        has_adapters: bool,
+    ) -> Result<Option<ExpertBalance>> {
         let Some(experts) = &model.experts else {
             let given = [
                 ("--balance", self.balance.map(|how| value_name(&how))),
@@ -40,10 +46,22 @@ impl TrainOptions {
             };
         };
         let balance = self.balance_of(experts);
+        if balance.bias.is_some() {
+            let refuse = |help| Err(Error::Option { option: "--balance", got: "bias".into(), help });
+            if experts.sigmoid.is_none() {
+                return refuse(format!(
+                    "experts of a {} have no corrections: give row, batch or none",
+                    model.family
+                ));
+            }
+            if has_adapters {
+                return refuse("adapters are saved without corrections: leave it out".into());
+            }
+        }
         match (balance.loss, self.balance_coefficient) {
-            (None, Some(factor)) => {
+            (None, Some(factor)) if balance.bias.is_none() => {
                 let help =
-                    "no loss balances the experts: give --balance row or batch, or leave it out".into();
+                    "nothing balances the experts: give --balance row, batch or bias, or leave it out".into();
                 Err(Error::Option { option: "--balance-coefficient", got: factor.to_string(), help })
             }
             _ => Ok(Some(balance)),
@@ -55,19 +73,21 @@ impl TrainOptions {
         let loss = match self.balance {
             Some(BalanceOption::Row) => Some(BalanceLoss::Row),
             Some(BalanceOption::Batch) => Some(BalanceLoss::Batch),
-            Some(BalanceOption::None) => None,
+            Some(BalanceOption::Bias | BalanceOption::None) => None,
             None => experts.is_balanced.then_some(BalanceLoss::Batch),
         };
         let coefficient = self.balance_coefficient.unwrap_or(experts.balance_coefficient);
-        ExpertBalance { loss, coefficient, experts: experts.count }
+        let bias = (self.balance == Some(BalanceOption::Bias)).then_some(coefficient);
+        ExpertBalance { loss, coefficient, bias, experts: experts.count }
     }
 }
 
-/// Returns what a loss that balances experts is called on the command line.
-pub(in crate::language) fn balance_name(loss: Option<BalanceLoss>) -> String {
-    value_name(&match loss {
+/// Returns what balances experts, as the command line calls it.
+pub(in crate::language) fn balance_name(balance: &ExpertBalance) -> String {
+    value_name(&match balance.loss {
         Some(BalanceLoss::Row) => BalanceOption::Row,
         Some(BalanceLoss::Batch) => BalanceOption::Batch,
+        None if balance.bias.is_some() => BalanceOption::Bias,
         None => BalanceOption::None,
     })
 }

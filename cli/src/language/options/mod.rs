@@ -115,14 +115,15 @@ pub struct TrainOptions {
     /// Also divide rows between layers over the ranks of tp: less memory
     #[arg(long, help_heading = "Training")]
     pub(super) sequence_parallel: bool,
-    /// Loss that balances experts [default: folder's]
+    /// What balances experts [default: folder's]
     ///
     /// `row`: of each row by itself, as in DeepSeek-V3; it is the same in every layout and with every --accumulate. `batch`: of all rows of a step, on all
-    /// ranks, as in transformers; with --accumulate or a pipeline the mean over those of the parts, which is another loss. `none`: no loss. By default `batch`
+    /// ranks, as in transformers; with --accumulate or a pipeline the mean over those of the parts, which is another loss. `bias`: no loss; after each step the correction of each expert, which
+    /// counts where experts are chosen and not in weights, moves by --balance-coefficient, up if it had fewer tokens than the mean of all, as in DeepSeek-V3: for models that have corrections. `none`: nothing. By default `batch`
     /// if the folder's config.json has output_router_logits, else `none`. It is told apart from the loss; transformers tells the sum.
     #[arg(long, value_name = "HOW", value_enum, help_heading = "Training")]
     pub(super) balance: Option<BalanceOption>,
-    /// Factor of that loss [default: folder's]
+    /// Factor of that loss, or how far corrections move [default: folder's]
     ///
     /// By default router_aux_loss_coef of config.json, or 0.001.
     #[arg(long, value_name = "F", value_parser = learning_rate, help_heading = "Training", allow_negative_numbers = true)]

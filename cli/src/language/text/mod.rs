@@ -40,7 +40,7 @@ enum WeightsDtype {
 struct ModelOptions {
     /// Hugging Face folder of the model
     ///
-    /// A folder with config.json, safetensors and tokenizer.json, as transformers writes it: a Llama, Mistral, Mixtral, Qwen2.5, Qwen3 or GPT-2.
+    /// A folder with config.json, safetensors and tokenizer.json, as transformers writes it: a Llama, Mistral, Mixtral, Qwen2.5, Qwen3, DeepSeek V3 or GPT-2.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// Adapters (LoRA): a folder that finetune --lora-rank or peft wrote

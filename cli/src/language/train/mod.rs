@@ -145,7 +145,7 @@ impl<J: Job> Command for J {
             check_stages(layout, options.pipeline_schedule(), subject.weights.config())?;
         }
         recompute_fits(options.recompute(), subject.weights.config().num_layers)?;
-        options.balance(subject.weights.config())?;
+        options.balance(subject.weights.config(), subject.lora.is_some())?;
         let longest = subject.weights.config().max_len;
         if let Some(length) = options.length.filter(|length| *length > longest) {
             let help = format!("the model has {longest} positions");

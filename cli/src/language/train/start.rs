@@ -108,7 +108,7 @@ fn build_model(
         sequence_parallel: options.sequence_parallel,
         loss_scale: options.loss_scale(),
         seed: options.seed,
-        balance: options.balance(subject.weights.config())?,
+        balance: options.balance(subject.weights.config(), subject.lora.is_some())?,
         is_trained: subject.lora.as_ref().map(|_| std::sync::Arc::new(is_adapter) as _),
         ..ParallelConfig::default()
     };
