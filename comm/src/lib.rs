@@ -51,12 +51,12 @@
 //! One `all_reduce` from the call to the socket:
 //!
 //! ```text
-//! api/communicator.rs        Communicator::all_reduce makes an Operation
+//! api/communicator/mod.rs    Communicator::all_reduce makes an Operation
 //! backend/tcp/mod.rs         Tcp::submit queues it, and returns a Work
-//! engine/queue.rs            OperationQueue: checks arguments, runs in order
-//! engine/runner.rs           OperationRunner: sequence number and fingerprint
-//! engine/plan.rs             Planner: buffer, and schedule from `algorithm`
-//! engine/executor.rs         ScheduleExecutor: sends fingerprints, then the steps
+//! engine/queue/mod.rs        OperationQueue: checks arguments, runs in order
+//! engine/runner/mod.rs       OperationRunner: sequence number and fingerprint
+//! engine/plan/mod.rs         Planner: buffer, and schedule from `algorithm`
+//! engine/executor/mod.rs     ScheduleExecutor: sends fingerprints, then the steps
 //! transport/hybrid_links.rs  HybridLinks: a ring in shared memory on one host, or
 //! transport/tcp/links.rs     TcpLinks: the socket (`connection/stream.rs`)
 //! ```

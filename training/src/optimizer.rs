@@ -6,8 +6,8 @@ use candle_nn::Optimizer;
 
 use crate::{Adam, Error, OptimizerState, Sgd};
 
-/// An optimizer for a model of which this rank may hold parts only. A further optimizer implements this, and nothing else has
-/// to know it.
+/// An optimizer for a model of which this rank may hold parts only. A further optimizer implements this; a trainer that
+/// chooses among several by name has to know the name.
 pub trait StepOptimizer: OptimizerState {
     /// Sets the learning rate. An optimizer with several keeps their ratios.
     fn set_learning_rate(&mut self, learning_rate: f64);

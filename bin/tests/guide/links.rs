@@ -1,6 +1,8 @@
 //! Links within the repository: the target files and headings must exist.
 
-use crate::pages::{Page, all, guide, page};
+use std::path::Path;
+
+use crate::pages::{Page, all, guide, page, root};
 
 fn targets(page: &Page) -> Vec<String> {
     let prose = page.prose();
@@ -39,6 +41,54 @@ fn links_lead_somewhere() {
         }
     }
     assert!(seen > 60, "{seen} links");
+}
+
+/// Returns all files and folders of the repository, but for what is built.
+fn paths(folder: &Path, into: &mut Vec<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy();
+        if name == "target" || name == ".git" {
+            continue;
+        }
+        into.push(path.to_str().unwrap().to_owned());
+        if path.is_dir() {
+            paths(&path, into);
+        }
+    }
+}
+
+/// Returns what stands between backticks in a text and looks like a path.
+fn named_paths(text: &str) -> impl Iterator<Item = &str> {
+    let is_path = |span: &&str| {
+        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_-./".contains(c);
+        span.chars().all(plain)
+            && (span.contains('/') || span.ends_with(".rs"))
+            && !span.starts_with(['-', '/'])
+    };
+    text.split('`').skip(1).step_by(2).filter(is_path)
+}
+
+#[test]
+fn files_that_are_named_exist() {
+    let mut all = Vec::new();
+    paths(&root(), &mut all);
+    let heads = ["girandole/src/trainer/step.rs", "comm/src/lib.rs", "girandole/src/trainer/optimizer.rs"];
+    let mut seen = 0;
+    for name in ["CONTRIBUTING.md", "book/src/internals.md"].iter().chain(&heads) {
+        let text = page(name).text;
+        let table = text.lines().filter_map(|line| line.strip_prefix("//! ")?.split_once(".rs  "));
+        let of_table: Vec<String> = table.map(|(path, _)| format!("{path}.rs")).collect();
+        let head: Vec<&str> =
+            text.lines().take_while(|line| !name.ends_with(".rs") || line.starts_with("//!")).collect();
+        let head = head.join("\n");
+        for path in named_paths(&head).chain(of_table.iter().map(String::as_str)) {
+            seen += 1;
+            let ending = format!("/{}", path.trim_end_matches('/'));
+            assert!(all.iter().any(|path| path.ends_with(&ending)), "{name}: there is no {path}");
+        }
+    }
+    assert!(seen > 60, "{seen} paths");
 }
 
 /// Files outside of `book/src` are not part of the built book.

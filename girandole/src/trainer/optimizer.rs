@@ -1,4 +1,5 @@
-//! Which optimizer steps the parameters. A further one is a variant here, and its [`StepOptimizer`].
+//! Which optimizer steps the parameters. A further one is a type in `training` that implements [`StepOptimizer`], and a variant here;
+//! the option of the commands is in `cli/src/language/options`, and what a layout's memory holds of it in `plan/src/optimizer.rs`.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;

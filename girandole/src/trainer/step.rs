@@ -4,8 +4,9 @@
 //! | --- | --- | --- |
 //! | rows of this rank, and the batch: read ahead, in the order of the run | [`Trainer::step_once`] | `data.rs`, `sampler::RunLoader` |
 //! | micro-batches, and the targets of all ranks | [`Parallel::forward_backward`] | `parallel/micro_batches.rs` |
-//! | forward and backward in the layout | | the model; `ddp`, `fsdp`, `parallel/stages.rs` with `pipeline` |
-//! | averaging of gradients | | while backward runs: `ddp`, `fsdp`, `pipeline`; sums over `tp`: `tensor_parallel::Shards` |
+//! | forward and backward in the layout | | the model; with `pp` `parallel/stages.rs`, `pipeline/src/executor.rs` |
+//! | averaging of gradients, while backward runs | | `dp`: `ddp/src/reducer`; `shard`: `fsdp/src/core/reduce.rs`; with `pp`: `pipeline/src/average.rs` |
+//! | sums of gradients over `tp`, which averages nothing | | `tensor-parallel/src/shards.rs` |
 //! | scaled losses (f16) | | `parallel/mod.rs`, `training::LossScaler` |
 //! | check of the first gradients | [`Trainer::step_once`] | `first_gradients.rs` |
 //! | norm over all ranks, clipping | [`Trainer::update`] | `strategy/src/norm.rs` |

@@ -1,4 +1,5 @@
-//! Memory per rank, by kind.
+//! Memory per rank, by kind. Compared with what ranks hold in `plan/tests/held.rs`, and with the peak of an allocator in
+//! `plan/tests/peak.rs`.
 
 use candle_core::DType;
 use girandole::Layout;
