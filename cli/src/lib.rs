@@ -7,7 +7,7 @@
 //!   [`Experiment`]: what it gives besides if it trains with [`trainer`]. [`prelude`]: what most experiments import.
 //! - [`options`]: the options that a command flattens into its own, such as `--world-size`, `--checkpoint-dir` and `--elastic`.
 //! - [`trainer`]: the training loop over epochs or steps, which resumes, and goes on when ranks are lost or come.
-//! - [`agreement`]: which options must be the same on all ranks, which is checked before any of them trains.
+//! - [`same_options`]: which options must be the same on all ranks, which is checked before any of them trains.
 //! - [`rank`], [`start`]: one process of the job, and how it becomes one.
 //! - [`run_log`], `live_page`, [`progress`], [`console`], [`outputs`]: what a run writes, and where.
 //! - [`program`]: a program of several such commands, with two pages of help ([`help`]) and `--recipe` ([`recipe`]).
@@ -92,7 +92,6 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "what an experiment prints is its result")]
 
-pub mod agreement;
 pub mod backends;
 pub mod comm_bench;
 mod command;
@@ -121,6 +120,7 @@ pub mod recipe;
 mod result_line;
 mod run;
 pub mod run_log;
+pub mod same_options;
 pub mod shell;
 pub mod start;
 pub mod threads;

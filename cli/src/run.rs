@@ -12,7 +12,7 @@ use crate::options::{CheckpointOptions, CommonOptions, DeviceKind};
 use crate::rank::{self, Outcome, Rank, RankPhase};
 use crate::start::{self, Start};
 use crate::trainer::restart_before_first_step;
-use crate::{agreement, live_page, option_values, outputs};
+use crate::{live_page, option_values, outputs, same_options};
 
 /// Runs a command that trains: in the launcher all of it, in a rank that rank's part. All checks come before any training.
 ///
@@ -168,7 +168,7 @@ fn agreed_setup<C: Command>(command: &C, rank: &Rank) -> Result<C::Setup> {
         return command.setup();
     }
     let world = &*rank.comm;
-    agreement::agree_on_options(world, C::JOINT, || {
+    same_options::agree_on_options(world, C::JOINT, || {
         let own = command.settings(world.world_size());
         command.common().settings(command.checkpoints()).into_iter().chain(own).collect()
     })?;
@@ -178,7 +178,7 @@ fn agreed_setup<C: Command>(command: &C, rank: &Rank) -> Result<C::Setup> {
     };
     let peer_failed = |rank, reason| Error::from(girandole::Error::PeerFailed { rank, reason });
     let (contents, setup) = strategy::all_agree_with([world], read(), peer_failed)?;
-    agreement::agree(world, &contents)?;
+    same_options::agree(world, &contents)?;
     Ok(setup)
 }
 

@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use candle_core::{DType, Device, Result, Shape, Tensor, TensorId};
 use ops::tape::storage_address;
 
+use crate::bucket_plan::{Bucket, Plan};
 use crate::comm_hook::{GradBucket, GradSlot};
 use crate::parameter::Parameter;
-use crate::plan::{Bucket, Plan};
 
 /// Metadata of one parameter's gradient. It holds no tensor: hooks refer to it, and tensors hold hooks, so that would be a
 /// reference cycle.

@@ -4,8 +4,8 @@ use candle_core::{Tensor, Var};
 use comm::{Communicator, Operation};
 
 use crate::Result;
+use crate::bucket_plan::Plan;
 use crate::parameter::Kinds;
-use crate::plan::Plan;
 
 /// Sets `vars` on every rank to rank 0's values. Shapes and dtypes must be equal on all ranks.
 ///

@@ -109,6 +109,7 @@
 //! candle's backward visits the last argument first. Write `input.matmul(weight)`, as `candle_nn` does.
 #![forbid(unsafe_code)]
 
+mod bucket_plan;
 mod buckets;
 mod builder;
 mod check_gradient;
@@ -121,7 +122,6 @@ mod initial;
 mod model;
 mod parameter;
 mod pieces;
-mod plan;
 mod reducer;
 mod search;
 mod weights;

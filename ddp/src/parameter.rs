@@ -2,7 +2,7 @@
 
 use candle_core::{DType, DeviceLocation, Result, Tensor, Var};
 
-use crate::plan::Item;
+use crate::bucket_plan::Item;
 
 /// A parameter of the model.
 #[derive(Debug, Clone)]

@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp};
 
 use crate::Result;
-use crate::plan::{Item, Plan};
+use crate::bucket_plan::{Item, Plan};
 
 /// Steps per size. The first of them is not measured, because it allocates new buckets.
 const STEPS: usize = 4;

@@ -53,7 +53,6 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod agreement;
 mod average;
 mod compare;
 mod config;
@@ -67,6 +66,7 @@ mod modules;
 mod pieces;
 mod pipeline;
 mod replicas;
+mod same_arguments;
 mod schedule;
 mod shapes;
 mod split;

@@ -44,7 +44,6 @@
 //! A failure on one rank is an error on every rank.
 #![forbid(unsafe_code)]
 
-mod agreement;
 mod builder;
 mod compare;
 mod context;
@@ -57,6 +56,7 @@ mod parallel;
 mod parameter;
 mod pieces;
 mod random;
+mod same_model;
 mod shards;
 mod source;
 mod split;

@@ -12,7 +12,7 @@ use training::internal::{GradSums, lock};
 
 use crate::context::own_backward;
 use crate::{
-    Context, Error, Parameter, RandomStreams, Result, ShardBuilder, TensorParallelConfig, Weights, agreement,
+    Context, Error, Parameter, RandomStreams, Result, ShardBuilder, TensorParallelConfig, Weights, same_model,
 };
 
 /// A model of which each rank has a part, with its parameters, random streams and gradients.
@@ -74,7 +74,7 @@ impl<M> TensorParallel<M> {
             Ok((model, parameters)) => (Some(model), Ok(parameters)),
             Err(error) => (None, Err(error)),
         };
-        let parameters = agreement::check(&*world, place, config.describe(), parameters)?;
+        let parameters = same_model::check(&*world, place, config.describe(), parameters)?;
         let Some(model) = model else { return Err(no_model()) };
         let (held, failed) = Default::default();
         let unaudited = Mutex::new(Some(config.audit.clone()));

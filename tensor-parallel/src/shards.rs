@@ -15,7 +15,7 @@ use training::internal::{Runs, lock};
 
 use crate::division::Division;
 use crate::source::RequestedDivision;
-use crate::{Context, RandomStreams, Result, ShardBuilder, Split, TensorParallelConfig, Weights, agreement};
+use crate::{Context, RandomStreams, Result, ShardBuilder, Split, TensorParallelConfig, Weights, same_model};
 
 /// Supplies each rank of a tensor-parallel group with its part of the weights, through a candle [`VarBuilder`]: for code that
 /// builds modules with a [`VarBuilder`] and a separate [`VarMap`] for each part of the model, such as a pipeline.
@@ -80,7 +80,7 @@ impl Shards {
             Ok(source) => (Some(source), Ok(Vec::new())),
             Err(error) => (None, Err(error)),
         };
-        agreement::check(&**mesh.world(), place, config.describe(), opened)?;
+        same_model::check(&**mesh.world(), place, config.describe(), opened)?;
         let Some(source) = source else {
             return Err(crate::Error::invalid("the weights", "none", "this is a mistake in tensor-parallel"));
         };

@@ -6,11 +6,11 @@ pub use options::CommBenchOptions;
 
 use std::path::Path;
 
-use crate::agreement::agree_on_options;
 use crate::backends;
 use crate::console::{note, say};
 use crate::error::{Error, Result};
 use crate::outputs::{self, check_in_place};
+use crate::same_options::agree_on_options;
 use crate::start::{self, Start};
 use training::FileError;
 

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use training::{Checkpoint, Checkpoints, Contents};
 
-use crate::agreement::RunningJob;
 use crate::error::{Error, Result};
 use crate::options::{CheckpointOptions, with_fallback_hint};
 use crate::rank::Rank;
+use crate::same_options::RunningJob;
 
 use super::schedule::{COMMAND, INIT};
 use super::{CheckpointSchedule, Observer, Position, RunIdentity, Source, Strategy, Trainer};

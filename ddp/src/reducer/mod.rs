@@ -15,10 +15,10 @@ use comm::{Communicator, Stats};
 use strategy::{ReplicaGroups, Replicas, check_replicas};
 use training::internal::{BackwardOwner, backward_of, backward_owner};
 
+use crate::bucket_plan::{self, Item, Plan};
 use crate::buckets::{Buckets, Gradient};
 use crate::comm_hook::BucketHook;
 use crate::parameter::{Kinds, Parameter};
-use crate::plan::{self, Item, Plan};
 use crate::search::Search;
 use crate::weights::Weights;
 use crate::{DdpConfig, Error, Result, lock};
@@ -79,7 +79,7 @@ impl Reducer {
             |parameter: &Parameter| kinds.item(parameter.tensor(), replicas.place_of(parameter.name()));
         let items: Vec<Item> = parameters.iter().map(item).collect();
         let ranks = replicas.all().world_size();
-        let order = plan::complete([], items.len());
+        let order = bucket_plan::complete([], items.len());
         let plan = Plan::new(&items, &order, config.first_bytes(), config.bucket_bytes);
         let state = State {
             buckets: Buckets::new(plan, ranks == 1),

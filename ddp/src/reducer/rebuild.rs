@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor};
 use comm::{Communicator, Operation};
 
 use super::{Reducer, State};
-use crate::plan::{self, Plan};
+use crate::bucket_plan::{self, Plan};
 use crate::search::Search;
 use crate::{Result, lock};
 
@@ -47,7 +47,7 @@ impl Reducer {
         let tensor = Tensor::from_vec(mine, count, &Device::Cpu)?;
         comm.run(Operation::Broadcast { tensor: tensor.clone(), root: 0 })?;
         let of_first = tensor.to_vec1::<i64>()?.into_iter().filter_map(|place| usize::try_from(place).ok());
-        let mut next = plan::complete(of_first, count).into_iter().map(|place| indices[place]);
+        let mut next = bucket_plan::complete(of_first, count).into_iter().map(|place| indices[place]);
         let own = order.iter_mut().filter(|index| is_of(index).is_some());
         own.zip(next.by_ref()).for_each(|(own, index)| *own = index);
         Ok(())
@@ -59,7 +59,7 @@ impl Reducer {
         if state.buckets.plan.buckets.len() < 2 && !self.config.tune_bucket_bytes {
             return Ok(());
         }
-        let mut order = plan::complete(state.buckets.arrived.iter().copied(), self.items.len());
+        let mut order = bucket_plan::complete(state.buckets.arrived.iter().copied(), self.items.len());
         for (comm, indices) in self.groups() {
             self.take_order_of_first(&mut order, &**comm, &indices)?;
         }

@@ -3,7 +3,7 @@
 mod balance;
 mod divided;
 mod documents;
-mod keys;
+mod random_keys;
 mod routed;
 
 use std::cell::RefCell;
@@ -13,7 +13,7 @@ pub(crate) use balance::Recorded;
 pub use balance::{Balance, BalanceConfig, BalanceLoss, PendingSum, RankSum};
 pub use divided::{DividedRows, PendingExchange, RowExchange};
 pub use documents::Documents;
-pub use keys::RowKeys;
+pub use random_keys::RowKeys;
 pub(crate) use routed::Routed;
 
 use crate::scoped::scoped;

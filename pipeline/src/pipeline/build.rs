@@ -14,7 +14,8 @@ use crate::first_audit::FirstAudit;
 use crate::groups::Groups;
 use crate::links::Links;
 use crate::{
-    Cost, Error, Modules, PipelineConfig, Result, Schedule, Split, agreement, replicas, shapes, stage, tied,
+    Cost, Error, Modules, PipelineConfig, Result, Schedule, Split, replicas, same_arguments, shapes, stage,
+    tied,
 };
 
 use super::{Loss, Pipeline, all_vars};
@@ -130,7 +131,7 @@ impl Pipeline {
     /// # Errors
     /// [`Error::Disagreement`]; [`Error::DryRun`]; failures of communication.
     pub fn prepare(&mut self, example: &Tensor) -> Result<()> {
-        agreement::check_example(&self.groups, example)?;
+        same_arguments::check_example(&self.groups, example)?;
         self.connect(example)
     }
 
@@ -169,7 +170,7 @@ impl Pipeline {
         }
         let device = example.map_or_else(|| builder(&VarMap::new()).device().clone(), |x| x.device().clone());
         let groups = Groups::new(comm.clone(), config);
-        agreement::check(&groups, table, modules, config, example)?;
+        same_arguments::check(&groups, table, modules, config, example)?;
         let costs = costs(&groups, modules, &config.split, example, &device)?;
         let ranges = config.split.stages(&modules.names(), &costs, table.stages())?;
         let own: Vec<bool> = table.owners.iter().map(|owner| *owner == comm.rank()).collect();

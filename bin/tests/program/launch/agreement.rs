@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::process::{Output, Stdio};
 
-use cli::agreement::{JOINT, OWN};
+use cli::same_options::{JOINT, OWN};
 use comm::internal::host_name;
 
 use super::nodes::Nodes;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::agreement::{agree, agree_on_options};
 use crate::error::{Error, Result};
 use crate::options::{DeviceKind, PrecisionOption, RankOptions};
 use crate::rank::Rank;
+use crate::same_options::{agree, agree_on_options};
 use crate::start::Start;
 use candle_core::{DType, Device};
 use clap::Args;

@@ -7,11 +7,11 @@ use candle_core::Tensor;
 use comm::{Communicator, all_gather_object};
 use girandole::trainer::{size_with_new_ranks, wait_for_new_ranks};
 
-use crate::agreement::RunningJob;
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::options::ElasticRanks;
 use crate::rank::{Rank, RankPhase, have_come};
+use crate::same_options::RunningJob;
 
 use super::Run;
 use crate::trainer::newcomer::ahead;

@@ -7,11 +7,11 @@ mod rendezvous;
 mod stage;
 
 use clap::Args;
-use cli::agreement::agree_on_options;
 use cli::backends;
 use cli::error::Error;
 use cli::options::{DeviceKind, RankOptions};
 use cli::prelude::*;
+use cli::same_options::agree_on_options;
 use cli::start::{self, Start};
 use comm::TcpConfig;
 use launch::NodeLayout;
