@@ -242,7 +242,7 @@ fn whatever_the_schedule_of_stages() {
         Case { micro_batches: 2, ..PLAIN },
         Case { micro_batches: 2, choice: Choice::First, per_token: 1, family: "qwen2_moe", ..PLAIN },
     ] {
-        let expected = train("", &case, STEPS);
+        let [all_steps, few_steps] = [STEPS, 4].map(|steps| train("", &case, steps));
         for schedule in [
             ScheduleKind::Naive,
             ScheduleKind::GPipe,
@@ -256,7 +256,10 @@ fn whatever_the_schedule_of_stages() {
             for layout in
                 ["pp=2,ep=2", "pp=2,dp=2,ep=2", "pp=2,shard=2,ep=2", "pp=2,ep=2,tp=2", "pp=2,cp=2,ep=2"]
             {
-                assert_equal(&format!("{layout}, {case:?}"), &train(layout, &case, STEPS), &expected);
+                let is_first = layout == "pp=2,ep=2";
+                let expected = if is_first { &all_steps } else { &few_steps };
+                let got = train(layout, &case, expected.losses.len());
+                assert_equal(&format!("{layout}, {case:?}"), &got, expected);
             }
         }
     }

@@ -123,6 +123,10 @@ const SCHEDULES: [ScheduleKind; 6] = [
     ScheduleKind::ZbV,
 ];
 
+/// Those that differ most, where all of them are compared elsewhere (`divided_experts`).
+const FEW_SCHEDULES: [ScheduleKind; 4] =
+    [ScheduleKind::GPipe, ScheduleKind::Interleaved, ScheduleKind::ZbH1, ScheduleKind::ZbV];
+
 /// With experts divided over ranks: 12 experts, of which 8 ranks have one or two each.
 const EXPERT_LAYOUTS: [&str; 20] = [
     "ep=2",
@@ -197,15 +201,10 @@ fn experts_in_every_layout() {
                 assert_equal(layout, &train_as(layout, Setup { recompute, ..setup }), &expected, 1e-10);
             }
         }
-        for schedule in SCHEDULES {
-            for (layout, setup) in [
-                ("pp=2", setup),
-                ("pp=2,shard=2", setup),
-                ("pp=2,tp=2", divided),
-                ("pp=2,ep=2", setup),
-                ("pp=2,shard=2,ep=2", setup),
-                ("pp=2,ep=2,tp=2", divided),
-            ] {
+        for schedule in FEW_SCHEDULES {
+            for (layout, setup) in
+                [("pp=2", setup), ("pp=2,shard=2", setup), ("pp=2,tp=2", divided), ("pp=2,ep=2", setup)]
+            {
                 assert_equal(layout, &train_as(layout, Setup { schedule, ..setup }), &expected, 1e-10);
             }
         }
@@ -224,7 +223,9 @@ fn balanced_experts_in_every_layout() {
             let gap =
                 expected.parameters.iter().flat_map(|(name, one)| one.iter().zip(&plain.parameters[name]));
             assert!(packed || gap.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max) > 1e-4, "nothing is added");
-            for layout in LAYOUTS.into_iter().chain(EXPERT_LAYOUTS) {
+            // Divided experts send tokens of packed rows as any others.
+            let divided_experts = EXPERT_LAYOUTS.into_iter().filter(|_| !packed);
+            for layout in LAYOUTS.into_iter().chain(divided_experts) {
                 assert_equal(layout, &train_as(layout, setup), &expected, 1e-10);
             }
             let divided = Setup { sequence_parallel: true, ..setup };
@@ -249,7 +250,7 @@ fn balanced_experts_in_every_layout() {
         }
         let two = Setup { balance, experts, micro_batches: Some(2), ..Setup::default() };
         let expected = train_as("", two);
-        for schedule in SCHEDULES {
+        for schedule in FEW_SCHEDULES {
             for layout in ["pp=2", "pp=2,shard=2", "pp=2,tp=2", "pp=2,cp=2", "pp=2,dp=2", "pp=2,ep=2"] {
                 assert_equal(layout, &train_as(layout, Setup { schedule, ..two }), &expected, 1e-10);
             }
