@@ -53,7 +53,7 @@ pub use softmax::{log_softmax, softmax};
 use crate::{Error, Result};
 
 /// The dtype that an operation computes in, for an input dtype.
-fn working_dtype(operation: &'static str, dtype: DType) -> Result<DType> {
+pub(crate) fn working_dtype(operation: &'static str, dtype: DType) -> Result<DType> {
     match dtype {
         DType::F16 | DType::BF16 => Ok(DType::F32),
         DType::F32 | DType::F64 => Ok(dtype),

@@ -5,6 +5,7 @@ mod attention;
 mod documents;
 mod finite_differences;
 mod llama;
+mod nf4;
 mod op;
 mod picture;
 mod precision;

@@ -1,0 +1,26 @@
+//! Weights in 4 bits: quantized once, and multiplied by tiles that are widened on the way.
+//!
+//! The format is that of QLoRA, as bitsandbytes writes it. Each block of [`BLOCK`] numbers of a row has a scale, its largest
+//! magnitude, and for each number the index of the nearest of 16 values between -1 and 1 (NF4: those that split a normal
+//! distribution evenly). The scales are quantized as well, less their mean, in groups of [`GROUP`]: a byte each, the index of
+//! one of 256 values, and a scale in f32 for each group. That is 4.127 bits a number.
+//!
+//! A block is [`BLOCK_BYTES`] bytes: the byte of its scale, then two numbers in each byte, the first in the upper half. Blocks
+//! do not cross rows, so that a range of rows, or of blocks of all rows, is a part of a matrix that equals the whole there.
+
+mod mean;
+mod product;
+mod quantize;
+mod values;
+
+pub use product::Nf4Linear;
+pub use quantize::Nf4Matrix;
+
+/// Numbers with one scale.
+pub const BLOCK: usize = 64;
+
+/// Bytes of a block.
+pub const BLOCK_BYTES: usize = 1 + BLOCK / 2;
+
+/// Scales with one scale of their own.
+pub const GROUP: usize = 256;
