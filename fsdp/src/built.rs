@@ -6,6 +6,7 @@ use std::ops::Range;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use comm::internal::Digest;
 
+use crate::bytes::Bytes;
 use crate::layout::{FlatLayout, Part};
 
 /// What has been built so far.
@@ -24,6 +25,7 @@ pub(crate) struct Model {
 pub(crate) struct BuiltUnit {
     pub(crate) name: String,
     pub(crate) params: Vec<Param>,
+    pub(crate) bytes: Vec<Bytes>,
     pub(crate) layout: FlatLayout,
     /// This rank's index among the shards.
     pub(crate) rank: usize,
@@ -62,7 +64,8 @@ impl BuiltUnit {
 
     pub(crate) fn shard_bytes(&self) -> usize {
         let elements: usize = self.params.iter().map(|param| param.shard.elem_count()).sum();
-        elements * self.shard_dtype().size_in_bytes()
+        let bytes: usize = self.bytes.iter().map(|bytes| bytes.shard.elem_count()).sum();
+        elements * self.shard_dtype().size_in_bytes() + bytes
     }
 
     /// Returns this rank's piece of a part, padded.

@@ -96,6 +96,7 @@
 
 mod builder;
 mod built;
+mod bytes;
 mod clip;
 mod config;
 mod core;

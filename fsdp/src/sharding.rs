@@ -13,6 +13,7 @@ use training::build::RangeReader;
 use training::internal::is_buffer;
 
 use crate::built::{BuiltUnit, Model, Param, ParamIndex};
+use crate::bytes::{Bytes, Place};
 use crate::hook::{CoreRef, parameter};
 use crate::layout::{FlatLayout, piece};
 use crate::storage::{is_supported, is_trainable};
@@ -44,6 +45,7 @@ pub(crate) struct UnitRequests {
     params: Vec<(String, Tensor)>,
     values: Vec<Value>,
     names: HashMap<String, usize>,
+    bytes: Vec<Bytes>,
     /// By group of replicas.
     digests: Vec<Digest>,
     closed: bool,
@@ -141,6 +143,7 @@ impl UnitRequests {
         Ok(BuiltUnit {
             name: unit.into(),
             params,
+            bytes: self.bytes,
             layout,
             rank,
             dtype: computed,
@@ -287,6 +290,25 @@ impl<'a> Sharding<'a> {
         Ok(tensor)
     }
 
+    /// Keeps this rank's piece of a parameter of bytes.
+    fn bytes(&self, shape: Shape, name: &str, init: Init, device: &Device) -> Result<Tensor> {
+        let mut asked = lock(&self.asked);
+        if let Some(known) = asked.bytes.iter().find(|known| known.name == name) {
+            return Ok(known.tensor.clone());
+        }
+        let place = Place { rank: self.plan.shard_rank, ranks: self.plan.shards };
+        let bytes = match &self.parts {
+            Some(source) => Bytes::read(source, (name, &shape, init), place, device)?,
+            None => {
+                let whole = self.inner(device).get_with_hints_dtype(shape, name, init, DType::U8)?;
+                Bytes::of_whole(name, &whole, place)?
+            }
+        };
+        let tensor = bytes.tensor.clone();
+        asked.bytes.push(bytes);
+        Ok(tensor)
+    }
+
     fn buffer(
         &self,
         name: &str,
@@ -324,6 +346,9 @@ impl SimpleBackend for Sharding<'_> {
         self.check_open(name)?;
         if is_buffer(&self.plan.config.buffers, name) {
             return self.buffer(name, Some(&shape), || whole(self.buffer_dtype(dtype)));
+        }
+        if dtype == DType::U8 {
+            return self.bytes(shape, name, hints, device);
         }
         if let Some(known) = self.check_request(name, Some(&shape), dtype)? {
             return Ok(known);

@@ -1,6 +1,6 @@
 //! Gathering a unit's parameters from all ranks, and releasing them.
 
-use candle_core::{Storage, Tensor};
+use candle_core::{DType, Storage, Tensor};
 use comm::Operation;
 
 use super::{Core, Held, State};
@@ -27,6 +27,13 @@ impl Core {
             self.account(before, state.pool.bytes());
             coming.push(self.begin_part(built, part, buffer)?);
         }
+        for bytes in &built.bytes {
+            let count = bytes.shard.elem_count() * built.layout.ranks;
+            self.parameters.add(count);
+            state.units[unit].copied += count;
+            let buffer = Tensor::zeros(count, DType::U8, built.device())?;
+            coming.push(self.begin_all_gather(buffer, bytes.shard.clone())?);
+        }
         state.units[unit].held = Held::Coming(coming);
         Ok(())
     }
@@ -40,7 +47,10 @@ impl Core {
         if part.piece == 0 {
             return Ok((buffer, None));
         }
-        let own = built.piece(part)?.to_dtype(built.dtype)?;
+        self.begin_all_gather(buffer, built.piece(part)?.to_dtype(built.dtype)?)
+    }
+
+    fn begin_all_gather(&self, buffer: Tensor, own: Tensor) -> Result<(Tensor, Option<comm::Work>)> {
         let work = match &self.groups.shard {
             Some(comm) => {
                 let (output, input) = (buffer.clone(), own);
@@ -61,7 +71,8 @@ impl Core {
         let Held::Coming(coming) = held else { return Ok(()) };
         let built = &self.units[unit];
         let _span = tracing::info_span!("wait", unit = built.name).entered();
-        for (part, (buffer, work)) in built.layout.parts.iter().zip(coming) {
+        let mut coming = coming.into_iter();
+        for (part, (buffer, work)) in built.layout.parts.iter().zip(coming.by_ref()) {
             work.map_or(Ok(()), comm::Work::wait)?;
             let count = buffer.elem_count();
             match part.is_packed {
@@ -84,6 +95,10 @@ impl Core {
                 },
             }
         }
+        for (bytes, (buffer, work)) in built.bytes.iter().zip(coming) {
+            work.map_or(Ok(()), comm::Work::wait)?;
+            drop(replace_storage(&bytes.tensor, take_storage(&buffer)?)?);
+        }
         Ok(())
     }
 
@@ -102,6 +117,9 @@ impl Core {
                     self.give_back(state, storage, part.piece * built.layout.ranks);
                 }
             }
+        }
+        for bytes in &built.bytes {
+            drop(take_storage(&bytes.tensor)?);
         }
         self.parameters.sub(std::mem::take(&mut state.units[unit].copied));
         Ok(())

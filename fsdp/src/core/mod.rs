@@ -79,7 +79,7 @@ struct UnitState {
     all_in_graph: bool,
     /// This backward has gathered it and not yet released it.
     in_use: bool,
-    /// Bytes of the copies of its small parameters.
+    /// Bytes of the copies of its small parameters, and of its gathered parameters of bytes.
     copied: usize,
 }
 
