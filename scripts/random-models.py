@@ -6,6 +6,8 @@
     scripts/random-models.py --count 50           # all weights
     scripts/random-models.py --count 50 --lora    # adapters
     scripts/random-models.py --count 50 --packed  # rows of documents in every run
+    pip install bitsandbytes accelerate
+    scripts/random-models.py --count 50 --in-4-bits  # adapters on a base in 4 bits
 
 Each seed draws a family, sizes, windows, rotary scaling, biases, ties, files of some dtype, rows or documents and how they are packed, a layout
 of at most 8 ranks, accumulation, recomputation, schedule and clipping. transformers gets packed rows with a mask of each document's own tokens,
@@ -52,19 +54,20 @@ def rotary(draw):
     return {"rope_type": kind, "rope_theta": draw.choice([1e4, 5e5, 1e6]), **own[kind]}
 
 
-def configuration(draw):
+def configuration(draw, in_4_bits):
     """A configuration that girandole supports."""
-    family = draw.choice(["llama", "llama", "mistral", "qwen2", "qwen3", "gpt2", "mixtral", "qwen2_moe", "qwen3_moe"])
-    heads, width = draw.choice([2, 3, 4, 6, 8]), draw.choice([4, 8, 16])
+    family = draw.choice(["llama", "llama", "mistral", "qwen2", "qwen3", "gpt2"] + ([] if in_4_bits else ["mixtral", "qwen2_moe", "qwen3_moe"]))
+    heads, width = (draw.choice([2, 4]), 64) if in_4_bits else (draw.choice([2, 3, 4, 6, 8]), draw.choice([4, 8, 16]))
+    wide = draw.choice([128, 256]) if in_4_bits else draw.choice([20, 36, 60])
     layers, vocabulary, positions = draw.choice([2, 3, 4]), draw.choice([37, 64, 101, 130]), draw.choice([16, 24, 40])
     if family == "gpt2":
         return transformers.GPT2Config(
             vocab_size=vocabulary, n_positions=positions, n_embd=heads * width, n_layer=layers, n_head=heads,
-            n_inner=draw.choice([None, 20, 52]), activation_function=draw.choice(["gelu_new", "gelu", "silu"]), attn_pdrop=0, embd_pdrop=0,
+            n_inner=wide if in_4_bits else draw.choice([None, 20, 52]), activation_function=draw.choice(["gelu_new", "gelu", "silu"]), attn_pdrop=0, embd_pdrop=0,
             resid_pdrop=0, layer_norm_epsilon=draw.choice([1e-5, 1e-3]), tie_word_embeddings=draw.random() < 0.7,
         )
     common = dict(
-        vocab_size=vocabulary, hidden_size=heads * width, intermediate_size=draw.choice([20, 36, 60]), num_hidden_layers=layers,
+        vocab_size=vocabulary, hidden_size=heads * width, intermediate_size=wide, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=draw.choice([k for k in range(1, heads + 1) if heads % k == 0]),
         max_position_embeddings=positions, rms_norm_eps=draw.choice([1e-6, 1e-5, 1e-3]), tie_word_embeddings=draw.random() < 0.5,
         hidden_act=draw.choice(["silu", "gelu", "gelu_pytorch_tanh"]), rope_parameters=rotary(draw),
@@ -84,7 +87,7 @@ def configuration(draw):
         window = dict(use_sliding_window=draw.random() < 0.4, sliding_window=5, max_window_layers=draw.choice([0, 1, 2]))
         return transformers.Qwen2Config(**common, **window)
     # Heads that are wider or narrower than the model divided by them.
-    common |= {"head_dim": width, "hidden_size": heads * draw.choice([width, width + 2])}
+    common |= {"head_dim": width, "hidden_size": heads * (width if in_4_bits else draw.choice([width, width + 2]))}
     if family == "mistral":
         return transformers.MistralConfig(**common, sliding_window=draw.choice([None, 3, 7, 100]))
     if family == "qwen3":
@@ -225,8 +228,12 @@ def of_documents(config, sizes, length):
     return {"attention_mask": masks, "position_ids": positions}
 
 
-def load(folder):
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+def load(folder, in_4_bits=False):
+    config = transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.float32,
+    )
+    own = dict(quantization_config=config, device_map={"": "cpu"}) if in_4_bits else {}
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", **own)
 
 
 def closest_choice(model):
@@ -269,11 +276,11 @@ def theirs(model, inputs, targets, sizes, rows, lr, decay, clip):
     return losses
 
 
-def compare(girandole, seed, lora, packed, folder):
+def compare(girandole, seed, lora, packed, in_4_bits, folder):
     """What is wrong with this seed, what it is, and how close the choice of an expert was."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
-    config = configuration(draw)
+    config = configuration(draw, in_4_bits)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -284,7 +291,7 @@ def compare(girandole, seed, lora, packed, folder):
         dtype = torch.float32
     begin, begun, data, out, metrics = (os.path.join(folder, name) for name in ("model", "adapters", "t.safetensors", "out", "m.jsonl"))
     model.to(dtype).save_pretrained(begin, max_shard_size=draw.choice(["10KB", "1GB"]))
-    model = load(begin)
+    model = load(begin, in_4_bits)
     if lora:
         model = adapters(draw, model, begun)
     model.train()
@@ -321,6 +328,7 @@ def compare(girandole, seed, lora, packed, folder):
     options |= {"mesh": ",".join(mesh)} if mesh else {}
     options |= {name: value for name, value in [("packing", packing), ("too-long", too_long)] if value}
     options |= {"adapters": begun} if lora else {}
+    options |= {"base-bits": 4} if in_4_bits else {}
     options |= {"recompute": draw.choice([1, 2, "selective"])} if draw.random() < 0.4 else {}
     options |= {"pipeline-schedule": draw.choice(["gpipe", "1f1b", "zb-h1"])} if "pp" in axes else {}
     flags = ["--sequence-parallel"] if "tp" in axes and length % 2 == 0 and draw.random() < 0.5 else []
@@ -336,7 +344,7 @@ def compare(girandole, seed, lora, packed, folder):
     if not len(mine) == len(other) == STEPS or not all(abs(a - b) <= LOSSES for a, b in zip(mine, other)):
         return f"losses {mine}, transformers' {other}", about, closest[0]
 
-    saved = load(begin if lora else out)
+    saved = load(begin if lora else out, in_4_bits)
     if lora:
         import peft
 
@@ -355,6 +363,7 @@ if __name__ == "__main__":
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=50, help="how many seeds")
     parser.add_argument("--lora", action="store_true", help="train adapters")
+    parser.add_argument("--in-4-bits", action="store_true", help="train adapters on a base in 4 bits, beside bitsandbytes")
     parser.add_argument("--packed", action="store_true", help="rows of documents in every run")
     options = parser.parse_args()
     if not os.access(options.girandole, os.X_OK):
@@ -365,7 +374,7 @@ if __name__ == "__main__":
     failed, undecided = [], []
     for seed in range(options.first, options.first + options.count):
         with tempfile.TemporaryDirectory() as folder:
-            wrong, about, closest = compare(options.girandole, seed, options.lora, options.packed, folder)
+            wrong, about, closest = compare(options.girandole, seed, options.lora or options.in_4_bits, options.packed, options.in_4_bits, folder)
         if wrong and closest < TIED:
             undecided.append(seed)
         elif wrong:

@@ -49,6 +49,10 @@ impl Layers for ExpertLayers {
         self.inner.weight(vb, config)
     }
 
+    fn bias(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Tensor> {
+        self.inner.bias(vb, config)
+    }
+
     fn skip_weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<()> {
         self.inner.skip_weight(vb, config)
     }

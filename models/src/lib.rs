@@ -47,6 +47,7 @@ mod lora;
 mod model;
 mod names;
 mod parts;
+mod quantized;
 mod rotary;
 mod save;
 mod shapes;

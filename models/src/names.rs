@@ -108,6 +108,9 @@ pub(crate) fn init(config: &ModelConfig, name: &str, dims: &[usize]) -> Init {
     Init::Randn { mean: 0.0, stdev }
 }
 
+/// Part of the names of a linear layer's weight in 4 bits, appended to the layer's name: `weight`, its blocks, and `scales`.
+pub(crate) const IN_4_BITS: &str = "nf4";
+
 /// Names of the two matrices of an adapter, appended to the layer's name.
 pub(crate) const ADAPTER: [&str; 2] = ["lora_A", "lora_B"];
 

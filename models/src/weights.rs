@@ -16,6 +16,7 @@ use crate::error::TensorMismatches;
 use crate::files::ADAPTER_TENSORS;
 use crate::folder::Folder;
 use crate::names::{self, PEFT_PREFIX};
+use crate::quantized::Quantized;
 use crate::shapes::shapes;
 use crate::{Error, Lora, ModelConfig, Result};
 
@@ -37,6 +38,7 @@ pub(super) struct Inner {
     /// Previously trained adapters.
     pub(super) adapters: Option<Folder>,
     seed: u64,
+    pub(super) quantized: Quantized,
 }
 
 impl Weights {
@@ -58,7 +60,16 @@ impl Weights {
         if config.tied && folder.entry(names::HEAD).is_some() {
             check_tied(&config, &folder, path)?;
         }
-        Ok(Self { inner: Arc::new(Inner { config, shapes, folder: Some(folder), adapters: None, seed: 0 }) })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                config,
+                shapes,
+                folder: Some(folder),
+                adapters: None,
+                seed: 0,
+                quantized: Quantized::default(),
+            }),
+        })
     }
 
     /// Returns random weights with the distributions of transformers: normal with `initializer_range` for weights,
@@ -81,7 +92,14 @@ impl Weights {
     pub fn random(config: &ModelConfig, seed: u64) -> Result<Self> {
         let shapes = shapes(config)?;
         Ok(Self {
-            inner: Arc::new(Inner { config: config.clone(), shapes, folder: None, adapters: None, seed }),
+            inner: Arc::new(Inner {
+                config: config.clone(),
+                shapes,
+                folder: None,
+                adapters: None,
+                seed,
+                quantized: Quantized::default(),
+            }),
         })
     }
 
@@ -102,7 +120,16 @@ impl Weights {
         }
         let Inner { config, shapes, folder, seed, .. } = &*self.inner;
         let (config, shapes, folder) = (config.clone(), shapes.clone(), folder.clone());
-        Ok(Self { inner: Arc::new(Inner { config, shapes, folder, adapters: Some(tensors), seed: *seed }) })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                config,
+                shapes,
+                folder,
+                adapters: Some(tensors),
+                seed: *seed,
+                quantized: Quantized::default(),
+            }),
+        })
     }
 
     /// Returns these weights with another seed for parameters that are not in a folder: new adapters.
@@ -117,6 +144,7 @@ impl Weights {
                 folder: folder.clone(),
                 adapters: adapters.clone(),
                 seed,
+                quantized: Quantized::default(),
             }),
         }
     }
@@ -178,6 +206,10 @@ impl Inner {
         init: Init,
         dtype: DType,
     ) -> candle_core::Result<Tensor> {
+        let whole = |weight: &str, shape: &Shape| self.value(shape, weight, Init::Const(0.0), DType::F32);
+        if let Some(part) = self.quantized.part(name, &self.shapes, whole) {
+            return part?.reshape(shape);
+        }
         let name = &*self.stored_name(name);
         let Some(expected) = self.shapes.get(name) else {
             return self.extra_parameter(shape, name, init, dtype);

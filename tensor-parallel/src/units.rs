@@ -114,12 +114,25 @@ impl Layers for Divided {
         let split = match config.division {
             _ if self.ranks() == 1 => return WholeLayers.weight(vb, config),
             Wanted::Whole => return WholeLayers.weight(&self.between(vb), config),
-            Wanted::Outputs => Split::ROWS,
+            Wanted::Outputs => Split::Rows { groups: config.groups },
             Wanted::Inputs => Split::Columns,
         };
         let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
         let builder = self.at(vb).frozen(config.frozen);
         Ok(builder.get((config.outputs, config.inputs), "weight", init, split)?)
+    }
+
+    fn bias(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Tensor> {
+        self.check(vb)?;
+        match config.division {
+            _ if self.ranks() == 1 => WholeLayers.bias(vb, config),
+            Wanted::Whole | Wanted::Inputs => WholeLayers.bias(&self.between(vb), config),
+            Wanted::Outputs => {
+                let (builder, split) =
+                    (self.at(vb).frozen(config.frozen), Split::Rows { groups: config.groups });
+                Ok(builder.get(config.outputs, "bias", config.bias_init(), split)?)
+            }
+        }
     }
 
     fn skip_weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<()> {

@@ -19,6 +19,7 @@ mod ddp_transformer;
 mod diverged;
 mod export;
 mod fsdp_mlp;
+mod in_4_bits;
 #[cfg(target_os = "linux")]
 mod kills;
 mod language;

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::options::count;
 use clap::Args;
-use models::{Lora, LoraConfig, Tokenizer, Weights};
+use models::{Lora, LoraConfig, ModelConfig, Tokenizer, Weights};
+use ops::nf4::BLOCK;
 
 use super::job::{Job, Subject};
 use super::options::TrainOptions;
@@ -65,10 +66,52 @@ pub struct FinetuneOptions {
     /// Save the whole model, with adapters merged into it
     #[arg(long, help_heading = "Adapters")]
     merge: bool,
+    /// Bits of a weight below adapters: 4 [default: those of --parameters]
+    ///
+    /// The weights of the blocks' linear layers are quantized while they are read, in the format of QLoRA (NF4 with double
+    /// quantization, as bitsandbytes); embedding, output, norms and biases are not. Adapters are trained beside them. With --merge
+    /// they are merged into the weights as 4 bits hold them.
+    #[arg(long, value_name = "BITS", value_parser = base_bits, hide_short_help = true, help_heading = "Adapters")]
+    base_bits: Option<u8>,
 }
 
 impl FinetuneOptions {
     fn lora(&self, weights: &Weights) -> Result<Option<Lora>> {
+        match (self.adapters_of(weights)?, self.base_bits) {
+            (lora, None) => Ok(lora),
+            (Some(lora), Some(_)) => {
+                self.check_base_in_4_bits(weights.config())?;
+                Ok(Some(lora.in_4_bits()?))
+            }
+            (None, Some(bits)) => {
+                let help = "a base in 4 bits is not trained itself: give --lora-rank or --adapters, which are, or leave it out";
+                Err(Error::Option { option: "--base-bits", got: bits.to_string(), help: help.into() })
+            }
+        }
+    }
+
+    /// Refuses what a base in 4 bits cannot be divided over or computed on.
+    fn check_base_in_4_bits(&self, model: &ModelConfig) -> Result<()> {
+        let refuse = |option, got: String, help: String| Err(Error::Option { option, got, help });
+        if !self.options.common().device()?.is_cpu() {
+            let help = "a base in 4 bits is computed on a CPU only, so far: leave out --base-bits, or give --device cpu";
+            return refuse("--base-bits", "4".into(), help.into());
+        }
+        let Some(layout) = &self.options.mesh else { return Ok(()) };
+        let widths = [model.num_heads * model.head_dim, model.intermediate_size];
+        match widths.into_iter().find(|width| !(width / BLOCK).is_multiple_of(layout.tp)) {
+            None => Ok(()),
+            Some(width) => {
+                let (blocks, tp) = (width / BLOCK, layout.tp);
+                let help = format!(
+                    "a width of {width} in 4 bits is {blocks} blocks of {BLOCK}, which cannot be divided over tp={tp} ranks"
+                );
+                refuse("--mesh", layout.to_string(), help)
+            }
+        }
+    }
+
+    fn adapters_of(&self, weights: &Weights) -> Result<Option<Lora>> {
         if let Some(folder) = &self.adapters {
             return Ok(Some(Lora::from_folder(folder, weights.config())?));
         }
@@ -129,6 +172,10 @@ impl Job for FinetuneOptions {
     fn folder(&self) -> Option<&Path> {
         Some(&self.model)
     }
+}
+
+fn base_bits(text: &str) -> std::result::Result<u8, &'static str> {
+    if text == "4" { Ok(4) } else { Err("give 4, or leave it out") }
 }
 
 fn finite(text: &str) -> std::result::Result<f64, &'static str> {

@@ -20,7 +20,10 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
     let own = &options.language;
     let config = config(folder)?;
     let lora = match own.lora_rank {
-        Some(rank) => Some(Lora::new(&LoraConfig { rank, ..LoraConfig::default() }, &config)?),
+        Some(rank) => {
+            let lora = Lora::new(&LoraConfig { rank, ..LoraConfig::default() }, &config)?;
+            Some(if own.base_bits.is_some() { lora.in_4_bits()? } else { lora })
+        }
         None => None,
     };
     let length = options.length.unwrap_or(LENGTH.min(config.max_len));

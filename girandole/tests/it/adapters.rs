@@ -152,3 +152,89 @@ fn frozen_parts_in_every_layout() {
         }
     }
 }
+
+/// Qwen3, with norms of queries and keys, and GPT-2, with biases and fused layers, of widths that blocks of 64 divide.
+fn of_whole_blocks() -> [ModelConfig; 2] {
+    let qwen3 = r#"{"model_type": "qwen3", "head_dim": 32, "vocab_size": 48, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_act": "silu", "max_position_embeddings": 16,
+        "rms_norm_eps": 1e-5, "initializer_range": 0.2, "tie_word_embeddings": true, "rope_theta": 10000.0}"#;
+    let gpt2 = r#"{"model_type": "gpt2", "vocab_size": 48, "n_embd": 128, "n_inner": 256, "n_layer": 3, "n_head": 4, "n_positions": 16,
+        "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "initializer_range": 0.1, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0}"#;
+    [qwen3, gpt2].map(|json| ModelConfig::from_json(json).unwrap())
+}
+
+#[test]
+fn adapters_on_a_base_in_4_bits_in_every_layout() {
+    for config in of_whole_blocks() {
+        let whole = Lora::new(&LoraConfig { rank: 4, ..LoraConfig::default() }, &config).unwrap();
+        let lora = whole.in_4_bits().unwrap();
+        let expected = train_as("", Some(&lora), &config, false);
+        assert!(expected.losses[5] < expected.losses[0]);
+        let gap = expected.losses[0] - train_as("", Some(&whole), &config, false).losses[0];
+        assert!(gap.abs() > 1e-4 && gap.abs() < 0.5, "{gap}");
+        for layout in LAYOUTS {
+            assert_equal(layout, &train_as(layout, Some(&lora), &config, false), &expected);
+        }
+        assert_equal("tp=2", &train_as("tp=2", Some(&lora), &config, true), &expected);
+    }
+}
+
+/// The folder of a base in 4 bits, merged, has the losses that training ended with: its weights are the widened ones.
+#[test]
+fn a_base_in_4_bits_is_the_one_of_its_widened_weights() {
+    let config = &of_whole_blocks()[0];
+    let lora = Lora::new(&LoraConfig { rank: 4, ..LoraConfig::default() }, config).unwrap();
+    let (weights, out) = (Weights::random(config, 7).unwrap(), tempfile::tempdir().unwrap());
+    let adapted = |weights: &Weights, lora: &Lora, dtype| {
+        let builder = Builder::new(weights.tensors(dtype, &Device::Cpu));
+        let model = CausalLm::new(config, &lora.adapt(builder)).unwrap();
+        let tokens = Tensor::arange(0u32, 12, &Device::Cpu).unwrap().reshape((1, 12)).unwrap();
+        model
+            .logits(&tokens)
+            .unwrap()
+            .flatten_all()
+            .unwrap()
+            .to_dtype(DType::F64)
+            .unwrap()
+            .to_vec1::<f64>()
+            .unwrap()
+    };
+    let in_4_bits = adapted(&weights, &lora.in_4_bits().unwrap(), DType::F32);
+    // New adapters change nothing: what is saved are the widened weights.
+    Local::run_shared(1, |comm| {
+        let settings =
+            ParallelConfig { is_trained: Some(Arc::new(Lora::is_adapter)), ..ParallelConfig::default() };
+        let (model, adapters) = (config.clone(), lora.in_4_bits().unwrap());
+        let build = move |builder: &Builder| CausalLm::new(&model, &adapters.adapt(builder.clone()));
+        let parallel = Parallel::new(comm, &Layout::default(), weights.parts(), &settings, build)?;
+        let lora = lora.in_4_bits().unwrap();
+        Ok(parallel.save_folder(out.path(), &weights, &FolderConfig::default(), Some(&lora))?)
+    })
+    .unwrap();
+    let widened = adapted(&Weights::folder(out.path()).unwrap(), &lora, DType::F32);
+    let gap = in_4_bits.iter().zip(&widened).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(gap < 1e-5, "{gap}");
+    let before = adapted(&weights, &lora, DType::F32);
+    assert!(in_4_bits.iter().zip(&before).any(|(a, b)| (a - b).abs() > 1e-3));
+}
+
+#[test]
+fn what_has_no_whole_blocks_is_refused() {
+    let lora = Lora::new(&LoraConfig::default(), &crate::common::config(true)).unwrap();
+    let said = lora.in_4_bits().unwrap_err().to_string();
+    assert!(said.starts_with("a base in 4 bits: hidden_size") && said.contains("multiple of 64"), "{said}");
+    let config = &of_whole_blocks()[0];
+    let lora = Lora::new(&LoraConfig::default(), config).unwrap().in_4_bits().unwrap();
+    let said = Local::run_shared(4, |comm| {
+        let (model, adapters) = (config.clone(), lora.clone());
+        let build = move |builder: &Builder| CausalLm::new(&model, &adapters.adapt(builder.clone()));
+        let weights = Weights::random(config, 7).unwrap().parts();
+        let settings =
+            ParallelConfig { is_trained: Some(Arc::new(Lora::is_adapter)), ..ParallelConfig::default() };
+        let layout: Layout = "tp=4".parse().unwrap();
+        Ok(Parallel::new(comm, &layout, weights, &settings, build).map(drop).unwrap_err().to_string())
+    });
+    let said = said.unwrap().remove(0);
+    assert!(said.contains("cannot be divided over 4"), "{said}");
+}

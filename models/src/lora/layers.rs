@@ -10,12 +10,15 @@ use ops::{DividedExperts, Dropout};
 use training::build::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
 
 use super::LoraConfig;
+use super::base::linear_in_4_bits;
 use crate::names::ADAPTER;
 
 /// Layer factory that freezes all layers and adds adapters to the targets.
 pub(super) struct LoraLayers {
     pub(super) inner: Arc<dyn Layers>,
     pub(super) config: LoraConfig,
+    /// Whether the linear layers below the adapters are in 4 bits.
+    pub(super) in_4_bits: bool,
 }
 
 impl Layers for LoraLayers {
@@ -41,6 +44,10 @@ impl Layers for LoraLayers {
 
     fn weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Tensor> {
         self.inner.weight(vb, &LinearConfig { frozen: true, ..config.clone() })
+    }
+
+    fn bias(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Tensor> {
+        self.inner.bias(vb, &LinearConfig { frozen: true, ..config.clone() })
     }
 
     fn skip_weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<()> {
@@ -70,7 +77,11 @@ impl Layers for LoraLayers {
     }
 
     fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Linear> {
-        let base = self.inner.linear(vb, &LinearConfig { frozen: true, ..config.clone() })?;
+        let frozen = LinearConfig { frozen: true, ..config.clone() };
+        let base = match self.in_4_bits {
+            true => linear_in_4_bits(&self.inner, vb, &frozen)?,
+            false => self.inner.linear(vb, &frozen)?,
+        };
         if !self.config.is_target(&vb.prefix()) {
             return Ok(base);
         }

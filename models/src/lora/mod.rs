@@ -1,5 +1,6 @@
 //! LoRA: low-rank adapters of a frozen model.
 
+mod base;
 mod config;
 mod folder;
 mod layers;
@@ -54,6 +55,8 @@ pub struct Lora {
     base: Option<PathBuf>,
     /// Names and shapes of the adapters' parameters.
     shapes: BTreeMap<String, Vec<usize>>,
+    /// Names of the model's weights that are in 4 bits.
+    in_4_bits: BTreeSet<String>,
 }
 
 impl Lora {
@@ -65,7 +68,8 @@ impl Lora {
     pub fn new(config: &LoraConfig, model: &ModelConfig) -> Result<Self> {
         config.validate()?;
         let (config, model) = (config.clone(), model.clone());
-        let mut lora = Self { config, model, base: None, shapes: BTreeMap::new() };
+        let mut lora =
+            Self { config, model, base: None, shapes: BTreeMap::new(), in_4_bits: BTreeSet::new() };
         lora.shapes = lora.adapters()?;
         let adapted = layers(&lora.shapes);
         let is_unused =
@@ -115,7 +119,8 @@ impl Lora {
     /// Returns a builder, in the same layout, that builds the model with these adapters.
     pub fn adapt(&self, builder: Builder) -> Builder {
         let inner = builder.layers().clone();
-        builder.with_layers(Arc::new(LoraLayers { inner, config: self.config.clone() }))
+        let in_4_bits = !self.in_4_bits.is_empty();
+        builder.with_layers(Arc::new(LoraLayers { inner, config: self.config.clone(), in_4_bits }))
     }
 
     /// Returns whether a parameter belongs to an adapter and is trained.
@@ -125,11 +130,13 @@ impl Lora {
 
     /// Returns a weight of the model with its adapter merged, so that the model computes the same without adapters.
     /// `adapters` has the adapters of all layers, by the model's parameter names. A weight without an adapter is
-    /// returned unchanged.
+    /// returned unchanged; one that is in 4 bits below the adapters ([`in_4_bits`](Self::in_4_bits)) as these hold it.
     ///
     /// # Errors
     /// Shapes that do not match.
     pub fn merged(&self, name: &str, weight: &Tensor, adapters: &HashMap<String, Tensor>) -> Result<Tensor> {
+        let widened = self.widened(name, weight)?;
+        let weight = widened.as_ref().unwrap_or(weight);
         let layer = name.strip_suffix("weight").unwrap_or(name);
         let part = |part: &str| adapters.get(&format!("{layer}{part}.weight"));
         let [Some(a), Some(b)] = ADAPTER.map(part) else { return Ok(weight.clone()) };

@@ -82,6 +82,12 @@ impl PartitionedModel<'_> {
         self.units.iter().map(|unit| of(unit) as f64).sum()
     }
 
+    /// Returns the bytes of a unit's parameters.
+    pub(super) fn bytes(&self, place: usize) -> f64 {
+        let unit = &self.units[place];
+        unit.wide_elements() as f64 * self.element() + unit.bytes_in_4_bits() as f64
+    }
+
     fn accumulates(&self) -> bool {
         self.training.micro_batches(&self.layout) > 1
     }
@@ -93,7 +99,7 @@ impl PartitionedModel<'_> {
         let (all, trained) = (sum(|_| true), sum(|tensor| tensor.is_trained));
         let hidden = sum(Parameter::is_hidden);
         let fixed = PersistentBytes {
-            parameters: all * self.element(),
+            parameters: all * self.element() + self.sum(Unit::bytes_in_4_bits) / shard as f64,
             gradients: trained * self.element(),
             optimizer: self.optimizer(trained, hidden),
             copies: if copies > 1 && shard == 1 { trained * self.element() } else { 0.0 },
@@ -126,15 +132,15 @@ impl PartitionedModel<'_> {
     fn sharded(&self) -> Vec<TemporaryBytes> {
         let kept = self.activations();
         let element = self.element();
-        let whole = |place: usize| self.gathered(place) * element;
-        // In a unit with trained parameters, frozen ones have gradients of zeros.
+        let whole = |place: usize| self.gathered(place);
+        // In a unit with trained parameters, frozen ones have gradients of zeros, but for those in 4 bits.
         let of_gradients = |place: usize| match self.units[place].trained() {
             0 => 0.0,
-            _ => self.units[place].elements() as f64 * element,
+            _ => self.units[place].wide_elements() as f64 * element,
         };
         let last = self.units.len() - 1;
         // Gather buffers are reused by the next units: those of the largest two units.
-        let mut largest: Vec<f64> = self.units.iter().map(|unit| unit.elements() as f64 * element).collect();
+        let mut largest: Vec<f64> = (0..=last).map(|place| self.bytes(place)).collect();
         largest.sort_unstable_by(|a, b| b.total_cmp(a));
         let pool: f64 = largest.iter().take(2).sum();
         // Gradients accumulated without synchronisation stay whole until their unit is reduced.
@@ -164,11 +170,11 @@ impl PartitionedModel<'_> {
         moments
     }
 
-    /// Returns the elements gathered to compute a unit: a tied head also needs the embedding.
+    /// Returns the bytes gathered to compute a unit: a tied head also needs the embedding.
     fn gathered(&self, place: usize) -> f64 {
-        let own = self.units[place].elements() as f64;
+        let own = self.bytes(place);
         match self.is_tied && place + 1 == self.units.len() {
-            true => own + self.units[0].elements() as f64,
+            true => own + self.bytes(0),
             false => own,
         }
     }

@@ -8,6 +8,7 @@ use candle_nn::{Init, VarBuilder};
 use fsdp::FsdpConfig;
 use girandole::trainer::OptimizerConfig;
 use models::{CausalLm, Lora, ModelConfig};
+use ops::nf4::{BLOCK, BLOCK_BYTES};
 use ops::{DividedExperts, ExpertExchange};
 use training::MuonConfig;
 use training::build::{
@@ -37,6 +38,8 @@ pub struct Parameter {
     pub is_trained: bool,
     /// Rows and columns, where it is one or several matrices.
     pub matrix: Option<[usize; 2]>,
+    /// Whether it is held in 4 bits, whatever the dtype of the others.
+    pub is_in_4_bits: bool,
 }
 
 impl Parameter {
@@ -87,11 +90,22 @@ impl Unit {
         self.tensors.iter().map(|tensor| tensor.elements).sum()
     }
 
+    /// Returns the number of elements of the parameters that have the model's dtype.
+    pub(super) fn wide_elements(&self) -> usize {
+        self.tensors.iter().filter(|tensor| !tensor.is_in_4_bits).map(|tensor| tensor.elements).sum()
+    }
+
+    /// Returns the bytes of the parameters that are in 4 bits.
+    pub(super) fn bytes_in_4_bits(&self) -> usize {
+        let all = self.tensors.iter().filter(|tensor| tensor.is_in_4_bits);
+        all.map(|tensor| tensor.elements / BLOCK * BLOCK_BYTES).sum()
+    }
+
     /// Returns the elements of the largest of `shard` shards of some of the parameters, as FSDP shards them: small tensors are
-    /// packed together.
+    /// packed together. Those in 4 bits are not counted.
     pub(super) fn shard_elements(&self, shard: usize, wanted: impl Fn(&Parameter) -> bool) -> usize {
         let pack = FsdpConfig::default().pack_elements;
-        let wanted = self.tensors.iter().filter(|tensor| wanted(tensor));
+        let wanted = self.tensors.iter().filter(|tensor| wanted(tensor) && !tensor.is_in_4_bits);
         let (small, large): (Vec<usize>, Vec<usize>) =
             wanted.map(|tensor| tensor.elements).partition(|elements| *elements < pack);
         large.into_iter().map(|elements| elements.div_ceil(shard)).sum::<usize>()
@@ -201,12 +215,14 @@ impl SimpleBackend for Recorder {
                 [.., rows, columns] => Some([*rows, *columns]),
                 _ => None,
             };
-            unit.tensors.push(Parameter {
-                name: name.into(),
-                elements: shape.elem_count(),
-                is_trained,
-                matrix,
-            });
+            // Blocks, of a weight in 4 bits; its scales of groups are too few to count.
+            let is_in_4_bits = dtype == DType::U8;
+            let elements = match (is_in_4_bits, shape.rank()) {
+                (false, _) => shape.elem_count(),
+                (true, 2) => shape.elem_count() / BLOCK_BYTES * BLOCK,
+                (true, _) => 0,
+            };
+            unit.tensors.push(Parameter { name: name.into(), elements, is_trained, matrix, is_in_4_bits });
         }
         // A single element, broadcast to the shape.
         Tensor::zeros((), dtype, device)?.broadcast_as(shape)
@@ -268,7 +284,10 @@ impl DividedLayers {
             Division::Inputs => own.inputs = self.share(&name, "inputs", config.inputs, 1)?,
         }
         if let Some(unit) = self.found.lock().last_mut() {
-            let LinearConfig { inputs, outputs, division, .. } = own;
+            let LinearConfig { mut inputs, outputs, division, .. } = own;
+            if vb.dtype() == DType::U8 {
+                inputs = inputs / BLOCK_BYTES * BLOCK;
+            }
             unit.layers.push(Layer { name, inputs, outputs, division });
         }
         Ok(own)
@@ -305,6 +324,11 @@ impl Layers for DividedLayers {
             true => self.weight(vb, config).map(Some),
             false => Ok(None),
         }
+    }
+
+    fn bias(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> CandleResult<Tensor> {
+        let parts = if config.division == Division::Outputs { self.ranks } else { 1 };
+        WholeLayers.bias(vb, &LinearConfig { outputs: config.outputs / parts, ..config.clone() })
     }
 
     fn vocabulary(

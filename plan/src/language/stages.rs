@@ -43,13 +43,12 @@ impl Stages<'_> {
         let (model, units) = (self.model, self.units(rank));
         let Layout { shard, .. } = model.layout;
         let sum = |of: &dyn Fn(usize) -> usize| units.iter().map(|place| of(*place) as f64).sum::<f64>();
-        let all = sum(&|place| model.units[place].elements());
         let trained = sum(&|place| model.units[place].trained());
         let own = sum(&|place| model.units[place].flat_share(shard, |tensor| tensor.is_trained));
         let hidden = sum(&|place| model.units[place].flat_share(shard, Parameter::is_hidden));
         // Variables stay whole; the optimizer holds shards of them, and of their gradients.
         let fixed = PersistentBytes {
-            parameters: all * model.element(),
+            parameters: units.iter().map(|place| model.bytes(*place)).sum(),
             gradients: own * model.element(),
             optimizer: model.optimizer(own, hidden),
             copies: if shard > 1 { own * model.element() } else { 0.0 },

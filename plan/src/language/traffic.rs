@@ -21,14 +21,14 @@ impl PartitionedModel<'_> {
             (1, _) => self.averaged(self.units.iter(), self.holders()),
             _ => {
                 let of_unit = |(place, unit): (usize, &Unit)| {
-                    let (all, trained) = (bytes(unit.elements()), bytes(unit.trained()));
+                    let (all, trained) = (self.bytes(place) as u64, bytes(unit.trained()));
                     // Gathered in forward and backward of each micro-batch; gradients are reduced at the end, with
-                    // zeros for frozen parameters.
+                    // zeros for frozen parameters that are not in 4 bits.
                     let times = if place > 0 || trained > 0 { 2.0 } else { 1.0 };
                     // A tied head gathers the embedding once more.
                     let again = if self.is_tied && place == 0 { 1.0 } else { 0.0 };
                     let gathers = (times + again) * micro_batches;
-                    let gradients = if trained > 0 { all } else { 0 };
+                    let gradients = if trained > 0 { bytes(unit.wide_elements()) } else { 0 };
                     let experts = if ep > 1 { bytes(unit.trained_experts()).min(gradients) } else { 0 };
                     gathers * part(all, shard)
                         + part(gradients, shard)

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{Module, Result, Tensor};
-use candle_nn::VarBuilder;
+use candle_nn::{Init, VarBuilder};
 use ops::{DividedExperts, LinearCrossEntropyConfig};
 
 use super::frozen::frozen;
@@ -52,6 +52,12 @@ impl LinearConfig {
     #[must_use]
     pub fn with_bias(self, bias: bool) -> Self {
         Self { bias, ..self }
+    }
+
+    /// The initialization of a new bias: PyTorch's.
+    pub fn bias_init(&self) -> Init {
+        let bound = 1.0 / (self.inputs as f64).sqrt();
+        Init::Uniform { lo: -bound, up: bound }
     }
 }
 
@@ -119,6 +125,17 @@ pub trait Layers: Send + Sync {
         let vb = if config.frozen { frozen(vb) } else { vb.clone() };
         let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
         vb.get_with_hints((config.outputs, config.inputs), "weight", init)
+    }
+
+    /// Makes this rank's part of the builder's `bias` of a linear layer, for a module that computes with
+    /// [`weight`](Self::weight) itself: of a layer divided by outputs, that of its own; otherwise all of it, which is added to
+    /// the sum of all ranks ([`combine`](Self::combine)).
+    ///
+    /// # Errors
+    /// Sizes that are not divisible by the number of ranks; errors of the builder.
+    fn bias(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Tensor> {
+        let vb = if config.frozen { frozen(vb) } else { vb.clone() };
+        vb.get_with_hints(config.outputs, "bias", config.bias_init())
     }
 
     /// Draws the builder's `weight` and drops it, where weights are drawn in sequence: another rank has it, and what is drawn after

@@ -4,7 +4,7 @@ use crate::Command;
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::live_page::LivePage;
-use crate::options::{CheckpointOptions, begin_note, keeps_losses, with_fallback_hint};
+use crate::options::{CheckpointOptions, begin_note, keeps_losses, value_name, with_fallback_hint};
 use crate::rank::Rank;
 use crate::run_log::{LogConfig, RunLog};
 use crate::trainer::first_choice;
@@ -150,6 +150,15 @@ pub(super) fn save(job: &impl Job, model: &Parallel<CausalLm>, subject: &Subject
         lora => model.save_folder(out, &subject.weights, &how, lora.as_ref())?,
     }
     let Some(written) = written else { return Ok(()) };
+    if job.merges() && subject.lora.as_ref().is_some_and(models::Lora::is_in_4_bits) {
+        let saved = job
+            .options()
+            .save_dtype
+            .map_or_else(|| "their type in --model".into(), |dtype| value_name(&dtype));
+        note(format_args!(
+            "merged into the weights as their 4 bits hold them; each sum is rounded once, to {saved}"
+        ));
+    }
     template.map_or(Ok(()), |template| template.save(out))?;
     let stayed = written.finish()?;
     if !stayed.is_empty() && !is_source && !job.saves_adapters() {

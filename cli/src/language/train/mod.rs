@@ -349,5 +349,6 @@ fn describe_evaluation(rows: &Rows, most: usize) -> String {
 fn describe_adapters(subject: &Subject) -> Option<String> {
     let lora = subject.lora.as_ref()?;
     let parameters: usize = lora.shapes().values().map(|dims| dims.iter().product::<usize>()).sum();
-    Some(format!("rank {}, {parameters} parameters", lora.config().rank))
+    let base = if lora.is_in_4_bits() { ", on a base in 4 bits," } else { "" };
+    Some(format!("rank {}, {parameters} parameters{base}", lora.config().rank))
 }

@@ -1,0 +1,90 @@
+//! `finetune --base-bits 4`: the same losses in every layout, after a resumption too, merged weights, and what is refused.
+
+use std::fs;
+
+use crate::common::{Folder, Girandole, losses, text};
+use crate::language::{FINETUNE, PRETRAIN, folder};
+
+/// Pretrains a model of widths that blocks of 64 divide, 6 and 16 of them.
+fn model(folder: &Folder, data: &str, hidden: &str) -> String {
+    let out = folder.argument(&format!("model-{hidden}"));
+    let sizes = ["--layers", "1", "--hidden", hidden, "--heads", "6", "--length", "16", "--batch-size", "4"];
+    PRETRAIN.succeed(&[&["--data", data, "--out", &out, "--steps", "1"], &sizes[..]].concat());
+    out
+}
+
+#[test]
+fn a_base_in_4_bits_has_one_curve() {
+    let (folder, data) = folder();
+    let base = model(&folder, &data, "384");
+    let (out, metrics) = (folder.argument("out"), folder.argument("m.jsonl"));
+    let run = |options: &[&str]| {
+        let common = ["--model", &base, "--data", &data, "--out", &out, "--overwrite", "--metrics", &metrics];
+        let tuned =
+            ["--length", "16", "--batch-size", "4", "--base-bits", "4", "--lora-rank", "2", "--lr", "0.01"];
+        let output = FINETUNE.succeed(&[&common, &tuned[..], options].concat());
+        (losses(&folder.path("m.jsonl")), text(&output.stderr), text(&output.stdout))
+    };
+    let (expected, _, said) = run(&["--steps", "4"]);
+    assert!(said.contains("on a base in 4 bits"), "{said}");
+    assert!(folder.path("out/adapter_model.safetensors").exists());
+    for options in
+        [&["--mesh", "shard=2"][..], &["--mesh", "tp=2", "--recompute", "1"], &["--mesh", "pp=2,cp=2"]]
+    {
+        let (got, ..) = run(&[&["--steps", "4"], options].concat());
+        let gap = got.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(got.len() == 4 && gap < 1e-4, "{options:?}: {got:?}, {expected:?}");
+    }
+    let kept = folder.argument("kept");
+    let keep = ["--checkpoint-dir", &kept, "--checkpoint-every", "2", "--schedule", "constant"];
+    run(&[&["--steps", "2"], &keep[..]].concat());
+    let (_, said, _) = run(&[&["--steps", "4", "--mesh", "shard=2", "--resume"], &keep[..]].concat());
+    assert!(said.contains("going on after step 2"), "{said}");
+    let (_, said, _) = run(&["--steps", "1", "--merge"]);
+    assert!(
+        said.contains("as their 4 bits hold them") && folder.path("out/model.safetensors").exists(),
+        "{said}"
+    );
+    let mut other = FINETUNE.command();
+    other.args([
+        "--model",
+        &base,
+        "--data",
+        &data,
+        "--out",
+        &out,
+        "--overwrite",
+        "--length",
+        "16",
+        "--lora-rank",
+        "2",
+    ]);
+    let output = other.args(["--batch-size", "4", "--steps", "4", "--resume"]).args(keep).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(!output.status.success() && said.contains("in 4 bits"), "{said}");
+}
+
+#[test]
+fn what_has_no_4_bits_is_refused() {
+    let (folder, data) = folder();
+    let base = model(&folder, &data, "384");
+    let refuse = |model: &str, options: &[&str]| {
+        let out = folder.argument("out");
+        let common = ["--model", model, "--data", &data, "--out", &out, "--length", "16", "--base-bits"];
+        FINETUNE.refuse(&[&common, options].concat())
+    };
+    let said = refuse(&base, &["4"]);
+    assert!(said.contains("--base-bits: got 4") && said.contains("--lora-rank or --adapters"), "{said}");
+    assert!(refuse(&base, &["8", "--lora-rank", "2"]).contains("give 4"));
+    let said = refuse(&base, &["4", "--lora-rank", "2", "--mesh", "tp=4", "--batch-size", "4"]);
+    assert!(said.contains("tp=4"), "{said}");
+    let odd = model(&folder, &data, "96");
+    let said = refuse(&odd, &["4", "--lora-rank", "2"]);
+    assert!(said.contains("hidden_size is 96; it must be a multiple of 64"), "{said}");
+    let plan = |options: &[&str]| {
+        let output = Girandole("plan").succeed(&[&["--model", &base, "--lora-rank", "2"], options].concat());
+        text(&output.stdout)
+    };
+    assert_ne!(plan(&["--base-bits", "4"]), plan(&[]));
+    fs::remove_dir_all(&odd).unwrap();
+}

@@ -1,0 +1,54 @@
+//! Weights that are read in 4 bits: each is read whole, quantized, and only then divided over ranks.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use candle_core::{Device, Result, Shape, Tensor};
+use ops::nf4::Nf4Matrix;
+use training::internal::lock;
+
+use crate::names::IN_4_BITS;
+
+/// The weight that was quantized last, and its name: its blocks and its scales are asked for one after the other.
+#[derive(Default)]
+pub(crate) struct Quantized(Mutex<Option<(String, Arc<Nf4Matrix>)>>);
+
+impl Quantized {
+    /// Returns the bytes of a part of a weight in 4 bits, the blocks or the scales; `None` if the name is not that of one.
+    /// `shapes` are those of the weights, which `read` reads.
+    pub(crate) fn part(
+        &self,
+        name: &str,
+        shapes: &BTreeMap<String, Vec<usize>>,
+        read: impl FnOnce(&str, &Shape) -> Result<Tensor>,
+    ) -> Option<Result<Tensor>> {
+        let (layer, part) = name.rsplit_once('.')?;
+        let weight = format!("{}.weight", layer.strip_suffix(IN_4_BITS)?.strip_suffix('.')?);
+        let dims = shapes.get(&weight)?;
+        let matrix = self.matrix(&weight, || read(&weight, &Shape::from(&dims[..])));
+        Some(matrix.and_then(|matrix| match part {
+            "scales" => Tensor::new(matrix.scales(), &Device::Cpu),
+            _ => Tensor::new(matrix.blocks(), &Device::Cpu),
+        }))
+    }
+
+    fn matrix(&self, weight: &str, read: impl FnOnce() -> Result<Tensor>) -> Result<Arc<Nf4Matrix>> {
+        let mut last = lock(&self.0);
+        if let Some((_, matrix)) = last.as_ref().filter(|(name, _)| name == weight) {
+            return Ok(matrix.clone());
+        }
+        // Freed before the next one is read.
+        *last = None;
+        let named = |error| candle_core::Error::Msg(format!("{weight}: {error}"));
+        let matrix = Arc::new(Nf4Matrix::quantize(&read()?).map_err(named)?);
+        *last = Some((weight.into(), matrix.clone()));
+        Ok(matrix)
+    }
+}
+
+impl fmt::Debug for Quantized {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Quantized").finish_non_exhaustive()
+    }
+}
