@@ -78,6 +78,17 @@ impl PartitionedModel<'_> {
         (self.training.optimizer.numbers() as f64 * self.working() + low_bits) * elements - saved
     }
 
+    /// Returns the step of an optimizer that brings matrices together.
+    pub(super) fn optimizer_step(
+        &self,
+        units: impl IntoIterator<Item = usize>,
+        hidden: f64,
+        gradients: f64,
+    ) -> Option<TemporaryBytes> {
+        let bytes = self.bytes_of_matrices(units, hidden);
+        (bytes > 0.0).then(|| TemporaryBytes::new(0.0, gradients + bytes))
+    }
+
     fn sum(&self, of: impl Fn(&Unit) -> usize) -> f64 {
         self.units.iter().map(|unit| of(unit) as f64).sum()
     }
@@ -104,7 +115,7 @@ impl PartitionedModel<'_> {
             optimizer: self.optimizer(trained, hidden),
             copies: if copies > 1 && shard == 1 { trained * self.element() } else { 0.0 },
         };
-        let step = [self.optimizer_step(0..self.units.len(), hidden, fixed.gradients)];
+        let step = self.optimizer_step(0..self.units.len(), hidden, fixed.gradients);
         if shard > 1 {
             fixed.with(self.sharded().into_iter().chain(step))
         } else {

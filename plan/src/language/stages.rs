@@ -54,7 +54,7 @@ impl Stages<'_> {
             copies: if shard > 1 { own * model.element() } else { 0.0 },
         };
         let step = model.optimizer_step(units.iter().copied(), hidden, fixed.gradients);
-        fixed.with(self.moments(rank, trained * model.element()).into_iter().chain([step]))
+        fixed.with(self.moments(rank, trained * model.element()).into_iter().chain(step))
     }
 
     /// Returns the memory at each action: activations alive, and gradients with the action's temporary memory.

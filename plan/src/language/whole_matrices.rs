@@ -4,7 +4,6 @@ use fsdp::FsdpConfig;
 use girandole::Layout;
 use training::MuonConfig;
 
-use super::memory::TemporaryBytes;
 use super::outline::{Parameter, Unit};
 use super::partition::PartitionedModel;
 use crate::optimizer::Optimizer;
@@ -85,19 +84,14 @@ impl PartitionedModel<'_> {
         self.matrices(units).into_iter().map(|matrix| matrix.operations).sum::<f64>() / self.stage_ranks()
     }
 
-    /// Returns the memory of the step of the optimizer: the directions and the results of a rank's `hidden` elements; and the matrices that it
-    /// owns, whole, before and after.
-    pub(super) fn optimizer_step(
-        &self,
-        units: impl IntoIterator<Item = usize>,
-        hidden: f64,
-        gradients: f64,
-    ) -> TemporaryBytes {
+    /// Returns the bytes in the step of the optimizer: the directions and the results of a rank's `hidden` elements; and the matrices that
+    /// it owns, whole, before and after.
+    pub(super) fn bytes_of_matrices(&self, units: impl IntoIterator<Item = usize>, hidden: f64) -> f64 {
         let matrices = self.matrices(units);
         if matrices.is_empty() {
-            return TemporaryBytes::default();
+            return 0.0;
         }
         let whole: f64 = matrices.iter().map(|matrix| matrix.elements).sum::<f64>() / self.stage_ranks();
-        TemporaryBytes::new(0.0, gradients + 2.0 * (hidden + whole) * self.working())
+        2.0 * (hidden + whole) * self.working()
     }
 }
