@@ -145,24 +145,6 @@ impl OptimizerConfig {
         };
         [vec![Setting::new("optimizer", self.name())], own].concat()
     }
-
-    /// Creates it for the parameters of a model, with the names of those that it needs whole, if it needs any.
-    fn of<M: Model>(
-        &self,
-        model: &Parallel<M>,
-    ) -> Result<(Box<dyn StepOptimizer + Send>, Option<HashSet<String>>)> {
-        let (vars, decays) = (model.named_vars(), |name: &str| model.is_matrix(name));
-        Ok(match self {
-            Self::AdamW(config) => (Box::new(Adam::named(vars, config.clone())?.decaying(decays)), None),
-            Self::Sgd(config) => (Box::new(Sgd::named(vars, config.clone())?.decaying(decays)), None),
-            Self::Muon { config, .. } => {
-                let is_hidden = |name: &str| model.is_matrix(name) && self.needs_whole(name);
-                let muon = Muon::named(vars, is_hidden, config.clone())?.decaying(decays);
-                let hidden = muon.matrices().map(String::from).collect();
-                (Box::new(muon), Some(hidden))
-            }
-        })
-    }
 }
 
 /// The optimizer of a run.
@@ -177,7 +159,19 @@ pub(super) struct RunOptimizer {
 impl RunOptimizer {
     /// Creates the optimizer of a model. Not collective.
     pub(super) fn new<M: Model>(model: &Parallel<M>, config: &OptimizerConfig) -> Result<Self> {
-        let (optimizer, needs_whole) = config.of(model)?;
+        let (vars, decays) = (model.named_vars(), |name: &str| model.is_matrix(name));
+        let (optimizer, needs_whole): (Box<dyn StepOptimizer + Send>, _) = match config {
+            OptimizerConfig::AdamW(adam) => {
+                (Box::new(Adam::named(vars, adam.clone())?.decaying(decays)), None)
+            }
+            OptimizerConfig::Sgd(sgd) => (Box::new(Sgd::named(vars, sgd.clone())?.decaying(decays)), None),
+            OptimizerConfig::Muon { config: muon, .. } => {
+                let is_hidden = |name: &str| model.is_matrix(name) && config.needs_whole(name);
+                let muon = Muon::named(vars, is_hidden, muon.clone())?.decaying(decays);
+                let hidden = muon.matrices().map(String::from).collect();
+                (Box::new(muon), Some(hidden))
+            }
+        };
         Ok(Self { optimizer, needs_whole, matrices: None })
     }
 
