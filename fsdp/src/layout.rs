@@ -85,7 +85,7 @@ impl FlatLayout {
     pub(crate) fn of_group(&self, group: usize) -> Range<usize> {
         let own = || self.parts.iter().filter(|part| part.group == group);
         let start = own().map(|part| part.offset).next().unwrap_or(0);
-        start..own().map(|part| part.offset + part.piece).last().unwrap_or(start)
+        start..own().map(|part| part.offset + part.piece).next_back().unwrap_or(start)
     }
 
     /// Returns the part and slot of a parameter; `None` if there is no such parameter.
