@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use serde_json::Value;
+
 use crate::common::{Folder, Girandole, losses, text};
 use crate::language::{FINETUNE, PRETRAIN, folder};
 
@@ -81,10 +83,15 @@ fn what_has_no_4_bits_is_refused() {
     let odd = model(&folder, &data, "96");
     let said = refuse(&odd, &["4", "--lora-rank", "2"]);
     assert!(said.contains("hidden_size is 96; it must be a multiple of 64"), "{said}");
-    let plan = |options: &[&str]| {
-        let output = Girandole("plan").succeed(&[&["--model", &base, "--lora-rank", "2"], options].concat());
-        text(&output.stdout)
+    let parameters = |options: &[&str]| {
+        let json = folder.argument("plan.json");
+        Girandole("plan").succeed(
+            &[&["--model", &base, "--lora-rank", "2", "--mesh", "dp=1", "--json", &json], options].concat(),
+        );
+        let plan: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+        plan["layouts"][0]["stages"][0]["memory"]["parameters"].as_f64().unwrap()
     };
-    assert_ne!(plan(&["--base-bits", "4"]), plan(&[]));
-    fs::remove_dir_all(&odd).unwrap();
+    // Seven matrices: four of 384 x 384, and three of 384 x 1024, of 4 bytes each, or of 33 for 64.
+    let saved = (4 * 384 * 384 + 3 * 384 * 1024) as f64 * (4.0 - 33.0 / 64.0);
+    assert_eq!(parameters(&[]) - parameters(&["--base-bits", "4"]), saved);
 }

@@ -172,7 +172,7 @@ fn adapters_on_a_base_in_4_bits_in_every_layout() {
         let expected = train_as("", Some(&lora), &config, false);
         assert!(expected.losses[5] < expected.losses[0]);
         let gap = expected.losses[0] - train_as("", Some(&whole), &config, false).losses[0];
-        assert!(gap.abs() > 1e-4 && gap.abs() < 0.5, "{gap}");
+        assert!(gap.abs() > 1e-4, "{gap}");
         for layout in LAYOUTS {
             assert_equal(layout, &train_as(layout, Some(&lora), &config, false), &expected);
         }
@@ -236,5 +236,5 @@ fn what_has_no_whole_blocks_is_refused() {
         Ok(Parallel::new(comm, &layout, weights, &settings, build).map(drop).unwrap_err().to_string())
     });
     let said = said.unwrap().remove(0);
-    assert!(said.contains("cannot be divided over 4"), "{said}");
+    assert!(said.contains("2 blocks of 64, which cannot be divided over 4"), "{said}");
 }
