@@ -26,7 +26,7 @@ pub enum BalanceLoss {
 }
 
 /// What [`Router`](crate::Router)s add to the gradients of a micro-batch to balance their experts, and what they record of it: a
-/// part of the [`RowContext`] in training.
+/// part of the [`RowContext`](crate::RowContext) in training.
 ///
 /// The gradient is added in backward of the router, so that it is also that of pipeline stages without the loss. It needs the
 /// counts of all tokens: after forward of the micro-batch on a rank call [`end_forward`](Self::end_forward), which begins to sum
