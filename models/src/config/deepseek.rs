@@ -1,6 +1,6 @@
 //! `config.json` of DeepSeek V3.
 
-use ops::RotaryLayout;
+use ops::{RotaryConfig, RotaryLayout};
 use serde_json::{Map, json};
 
 use super::fields::Fields;
@@ -41,10 +41,8 @@ impl LatentConfig {
     }
 }
 
-pub(super) fn read(fields: &mut Fields<'_>) -> Result<ModelConfig> {
-    let num_heads = fields.optional_size("num_attention_heads")?.unwrap_or(128);
-    let (num_layers, max_len) =
-        (fields.layers("num_hidden_layers")?, fields.size("max_position_embeddings")?);
+/// Reads latent attention and its rotary embedding.
+fn latent(fields: &mut Fields<'_>, num_heads: usize, max_len: usize) -> Result<(LatentConfig, RotaryConfig)> {
     let size = |fields: &mut Fields<'_>, name: &str, missing: usize| {
         Ok::<_, crate::Error>(fields.optional_size(name)?.unwrap_or(missing))
     };
@@ -58,12 +56,20 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<ModelConfig> {
     fields.require_supported("head_dim", &json!(rotary_dim))?;
     fields.require_supported("qk_head_dim", &json!(plain_dim.saturating_add(rotary_dim)))?;
     fields.require_supported("num_key_value_heads", &json!(num_heads))?;
-    let head_dim = plain_dim.saturating_add(rotary_dim);
-    let mut scale = 1.0 / (head_dim as f64).sqrt();
+    let mut scale = 1.0 / (plain_dim.saturating_add(rotary_dim) as f64).sqrt();
     let mut rotary = rope::read(fields, rotary_dim, max_len, 1e4, Some(&mut scale))?;
     if fields.flag("rope_interleave", true)? {
         rotary.layout = RotaryLayout::Interleaved;
     }
+    let (key_rank, value_dim) = (size(fields, "kv_lora_rank", 512)?, size(fields, "v_head_dim", 128)?);
+    Ok((LatentConfig { query_rank, key_rank, plain_dim, rotary_dim, value_dim, scale }, rotary))
+}
+
+pub(super) fn read(fields: &mut Fields<'_>) -> Result<ModelConfig> {
+    let num_heads = fields.optional_size("num_attention_heads")?.unwrap_or(128);
+    let (num_layers, max_len) =
+        (fields.layers("num_hidden_layers")?, fields.size("max_position_embeddings")?);
+    let (latent, rotary) = latent(fields, num_heads, max_len)?;
     let bias = fields.flag("attention_bias", false)?;
     let mut notes: Vec<String> = llama::padding(fields).into_iter().collect();
     for name in ["num_nextn_predict_layers", "num_mtp_layers"] {
@@ -71,14 +77,6 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<ModelConfig> {
             format!("{name} of {count}: layers that predict further tokens are not read, trained or saved")
         }));
     }
-    let latent = LatentConfig {
-        query_rank,
-        key_rank: size(fields, "kv_lora_rank", 512)?,
-        plain_dim,
-        rotary_dim,
-        value_dim: size(fields, "v_head_dim", 128)?,
-        scale,
-    };
     // Of the number of processes that trained, and of the loss that balanced experts.
     for name in ["ep_size", "seq_aux", "aux_loss_alpha"] {
         fields.value(name);
@@ -92,7 +90,7 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<ModelConfig> {
         num_layers,
         num_heads,
         num_kv_heads: num_heads,
-        head_dim,
+        head_dim: latent.plain_dim.saturating_add(latent.rotary_dim),
         latent: Some(latent),
         max_len,
         norm_eps: fields.not_negative("rms_norm_eps")?.unwrap_or(1e-6),
