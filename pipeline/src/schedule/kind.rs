@@ -49,15 +49,14 @@ impl ScheduleKind {
     pub fn stages_per_rank(self) -> usize {
         match self {
             Self::Interleaved | Self::LoopedBfs | Self::ZbV => 2,
-            _ => 1,
+            Self::Naive | Self::GPipe | Self::OneFOneB | Self::ZbH1 => 1,
         }
     }
 
     pub(super) fn check_stages_per_rank(self, got: usize) -> Result<()> {
         let only = match self {
             Self::Interleaved | Self::LoopedBfs => return Ok(()),
-            Self::ZbV => 2,
-            _ => 1,
+            Self::Naive | Self::GPipe | Self::OneFOneB | Self::ZbH1 | Self::ZbV => self.stages_per_rank(),
         };
         if got == only {
             return Ok(());
