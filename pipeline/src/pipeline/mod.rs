@@ -355,7 +355,7 @@ impl Pipeline {
     }
 
     /// Gathers the measured spans of a step from all ranks, on every rank. Every rank must call it. Times are relative to the
-    /// start of each rank's step, so call [`Communicator::barrier`] before the step.
+    /// start of each rank's step, so call [`comm::Communicator::barrier`] before the step.
     ///
     /// # Errors
     /// Failures of communication.
