@@ -97,7 +97,7 @@ impl<M: Model> Parallel<M> {
 
     /// With [`ExpertBalance::bias`], moves the correction of each expert by that: up if it had fewer tokens than the mean in the last
     /// step, of all ranks and micro-batches, and down if it had more. A loop of one's own calls it on every rank after the optimizer
-    /// has stepped, as the [`Trainer`](crate::Trainer) does; again, or without a step before, it changes nothing. A step that is
+    /// has stepped, as the [`Trainer`](crate::trainer::Trainer) does; again, or without a step before, it changes nothing. A step that is
     /// skipped moves nothing.
     ///
     /// # Errors
