@@ -118,7 +118,6 @@ fn saved(folder: &Folder) -> Option<(u64, u64)> {
 /// A killed run must resume with the next rows: if one were repeated or skipped, the losses would differ from those
 /// of an undisturbed run, as each step has different rows. A kill may hit computation, the writing of a checkpoint
 /// (after each step, in the background) or startup; a checkpoint that can be loaded must exist at any time.
-#[expect(clippy::print_stdout, reason = "what a run with --nocapture tells")]
 fn go_on_after_kills(layouts: &[&str], options: fn(&Folder, &str, usize) -> Vec<String>) {
     let kills = std::env::var(KILLS.0).map_or(KILLS.1, |kills| kills.parse().unwrap());
     // An attempt completes a few steps, or is killed before the first one.
@@ -161,10 +160,10 @@ fn go_on_after_kills(layouts: &[&str], options: fn(&Folder, &str, usize) -> Vec<
         assert_eq!((got.0, got.1), (expected.0, expected.1));
         worst = worst.max((got.2 - expected.2).abs());
     }
-    println!(
-        "{killed} kills, {steps} steps, checkpoints gone on from {at:?}; losses differ by {worst:e} at most"
+    assert!(
+        worst < TOLERANCE,
+        "{worst} after {killed} kills, gone on from {at:?}: {got:?}, expected {expected:?}"
     );
-    assert!(worst < TOLERANCE, "{worst}: {got:?}, expected {expected:?}");
     let epochs = steps * 8 / ROWS;
     assert_eq!(saved(&folder).unwrap(), (steps as u64, epochs as u64));
 }
