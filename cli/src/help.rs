@@ -88,9 +88,9 @@ pub(crate) fn with_pages(command: Command) -> Command {
         let _ = writeln!(page, "\n{header}Examples:{header:#}\n{}", examples.join("\n"));
     }
     let fold = |option: Arg| {
-        let is_hidden = is_shared(&option) || option.is_hide_short_help_set();
+        let is_shared = is_shared(&option);
         let text = option.get_long_help().or(option.get_help()).map(ToString::to_string);
-        let option = option.hide_short_help(is_hidden);
+        let option = option.hide_short_help(is_shared);
         match text {
             Some(text) => option.long_help(wrap(&text, WIDTH - INDENT)),
             None => option,

@@ -47,7 +47,7 @@ fn a_base_in_4_bits_has_one_curve() {
         said.contains("as their 4 bits hold them") && folder.path("out/model.safetensors").exists(),
         "{said}"
     );
-    let mut other = FINETUNE.command();
+    let (mut other, out) = (FINETUNE.command(), folder.argument("other"));
     other.args([
         "--model",
         &base,

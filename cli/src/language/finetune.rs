@@ -66,12 +66,12 @@ pub struct FinetuneOptions {
     /// Save the whole model, with adapters merged into it
     #[arg(long, help_heading = "Adapters")]
     merge: bool,
-    /// Bits of a weight below adapters: 4 [default: those of --parameters]
+    /// Bits of the base's weights: 4 [default: all]
     ///
     /// The weights of the blocks' linear layers are quantized while they are read, in the format of QLoRA (NF4 with double
     /// quantization, as bitsandbytes); embedding, output, norms and biases are not. Adapters are trained beside them. With --merge
     /// they are merged into the weights as 4 bits hold them.
-    #[arg(long, value_name = "BITS", value_parser = base_bits, hide_short_help = true, help_heading = "Adapters")]
+    #[arg(long, value_name = "BITS", value_parser = base_bits, help_heading = "Adapters")]
     base_bits: Option<u8>,
 }
 

@@ -115,8 +115,8 @@ pub struct LanguagePlanOptions {
     /// Only the adapters are trained; all linear layers have some.
     #[arg(long, value_name = "N", value_parser = count, requires = "folder", help_heading = "Language models")]
     pub lora_rank: Option<usize>,
-    /// Bits of a weight below adapters: 4 [default: those of --parameters]
-    #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(u8).range(4..=4), requires = "lora_rank", hide_short_help = true, help_heading = "Language models")]
+    /// Bits of the base's weights: 4 [default: all]
+    #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(u8).range(4..=4), requires = "lora_rank", help_heading = "Language models")]
     pub base_bits: Option<u8>,
 }
 
