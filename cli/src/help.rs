@@ -39,6 +39,7 @@ pub const SHARED: [(&str, &[&str]); 5] = [
             "packing",
             "too-long",
             "field",
+            "chat-template",
             "precision",
             "check-gradient",
             "no-memory-check",

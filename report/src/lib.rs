@@ -37,6 +37,7 @@ mod command_line;
 mod curves;
 mod error;
 mod evaluations;
+mod experts;
 mod hover;
 pub mod metrics;
 mod number;
@@ -53,6 +54,7 @@ pub use command_line::command_line;
 pub use error::{Error, Result};
 pub use page::mark_stopped;
 pub use run::{
-    Evaluation, OptionValue, Quantity, RankTimes, Report, RunSeries, RunState, Speedup, counted, fact,
+    Evaluation, OptionValue, Quantity, RankTimes, Report, RoutedTokens, RouterTokens, RunSeries, RunState,
+    Speedup, counted, fact,
 };
 pub use timeline::Timeline;

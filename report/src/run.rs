@@ -79,6 +79,9 @@ pub struct RunSeries {
     /// Evaluations during the run, in order of their steps.
     #[serde(default)]
     pub evaluations: Vec<Evaluation>,
+    /// How many tokens each expert had in the last step that was logged; `None` without experts.
+    #[serde(default)]
+    pub experts: Option<RoutedTokens>,
     /// Further quantities of each step; those of all runs that have the same name are drawn in one plot.
     #[serde(default)]
     pub quantities: Vec<Quantity>,
@@ -91,6 +94,24 @@ pub struct Quantity {
     pub name: String,
     /// Its values, for the same steps as [`RunSeries::losses`]; NaN where it is not known.
     pub values: Vec<f32>,
+}
+
+/// How many tokens each expert of a model had in a step, on all ranks together.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RoutedTokens {
+    /// The step, from 1.
+    pub step: usize,
+    /// The routers, in the order of layers.
+    pub routers: Vec<RouterTokens>,
+}
+
+/// How many tokens each expert of one router had.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RouterTokens {
+    /// The router's name.
+    pub router: String,
+    /// Number of tokens by expert.
+    pub tokens: Vec<u64>,
 }
 
 /// Result of a run on data that it was not trained on.

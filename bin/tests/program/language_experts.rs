@@ -1,7 +1,9 @@
 //! `pretrain` of a model with experts: how they are balanced, what is told of it, and what is wrong with them.
 
+use std::collections::HashMap;
 use std::fs;
 
+use candle_core::{Device, Tensor};
 use serde_json::{Value, json};
 
 use crate::common::{Folder, Girandole, metrics, refuse_with, text};
@@ -91,6 +93,20 @@ fn experts_are_balanced_as_it_is_asked_for() {
     assert!(said.contains(&format!(", balance {balance:.4}, ")), "{said}");
     let page = fs::read_to_string(page).unwrap();
     assert!(page.contains("Balance loss") && page.contains("Busiest expert (%)"));
+    assert!(
+        page.contains("Experts in step 3") && page.contains("<td>model.layers.1.block_sparse_moe.gate</td>")
+    );
+    let lines = metrics(&runs.folder.path("m.jsonl"));
+    let loads: Vec<&Value> = lines.iter().filter(|line| line["event"] == "experts").collect();
+    assert_eq!(
+        loads.iter().map(|line| line["step"].as_u64()).collect::<Vec<_>>(),
+        [Some(1), Some(2), Some(3)]
+    );
+    for router in loads.iter().flat_map(|line| line["routers"].as_array().unwrap()) {
+        let tokens: Vec<u64> = serde_json::from_value(router["tokens"].clone()).unwrap();
+        // Each of the 8 rows of 16 tokens chooses two.
+        assert_eq!((tokens.len(), tokens.iter().sum::<u64>()), (5, 2 * 8 * 16), "{router}");
+    }
     for options in [&["--accumulate", "4"][..], &["--mesh", "dp=2", "--accumulate", "2"], &["--mesh", "pp=2"]]
     {
         assert_equal(&runs.run(&[&row[..], options].concat()).1, &expected, &options.join(" "));
@@ -125,4 +141,92 @@ fn a_balance_that_cannot_be_is_refused() {
     runs.configure(&[("num_local_experts", json!(0))]);
     let said = runs.refuse(&["--balance", "row"]);
     assert!(said.contains("--balance: got row; this model, a mixtral, has no experts"), "{said}");
+}
+
+/// DeepSeek V3: the same losses in every layout, also of a run that goes on with another one, and corrections in the saved folder.
+#[test]
+fn corrections_move_are_saved_and_resumed_in_another_layout() {
+    let runs = Runs::new();
+    let config = json!({
+        "model_type": "deepseek_v3", "vocab_size": 260, "hidden_size": 24, "intermediate_size": 12,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 16,
+        "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8,
+        "n_routed_experts": 6, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+        "first_k_dense_replace": 1, "initializer_range": 0.3
+    });
+    fs::write(runs.folder.path("base/config.json"), config.to_string()).unwrap();
+    let bias = ["--balance", "bias", "--balance-coefficient", "0.1"];
+    let saved = || {
+        let file = runs.folder.path("out/model.safetensors");
+        let all = training::load_tensors(&file, &Device::Cpu).unwrap();
+        all["model.layers.1.mlp.gate.e_score_correction_bias"].to_vec1::<f32>().unwrap()
+    };
+    let losses = |steps: Vec<[f64; 3]>| steps.into_iter().map(|[loss, ..]| loss).collect::<Vec<_>>();
+    let expected = losses(runs.run(&bias).1);
+    let corrections = saved();
+    // Three steps of a tenth, up or down, or of nothing.
+    assert!(corrections.iter().any(|one| one.abs() > 0.05), "{corrections:?}");
+    assert!(
+        corrections.iter().all(|one| (one * 10.0 - (one * 10.0).round()).abs() < 1e-4),
+        "{corrections:?}"
+    );
+    let equal = |got: &[f64], what: &str| {
+        let gap = got.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(got.len() == 3 && gap < 1e-4, "{what}: {got:?}, expected {expected:?}");
+        assert_eq!(saved(), corrections, "{what}");
+    };
+    for options in [&["--accumulate", "4"][..], &["--mesh", "ep=2"], &["--mesh", "pp=2"]] {
+        equal(&losses(runs.run(&[&bias[..], options].concat()).1), &options.join(" "));
+    }
+    let [kept, other] = ["kept", "other"].map(|name| runs.folder.argument(name));
+    let keep = ["--checkpoint-dir", &kept, "--checkpoint-every", "2", "--mesh", "shard=2"];
+    runs.run(&[&bias[..], &keep].concat());
+    let second = runs.folder.argument("kept/checkpoint-00000001");
+    let resume = ["--checkpoint-dir", &other, "--resume", &second, "--mesh", "tp=2"];
+    let (said, rest) = runs.run(&[&bias[..], &resume].concat());
+    assert!(said.contains("going on after step 2"), "{said}");
+    equal(&[&expected[..3 - rest.len()], &losses(rest)].concat(), "resumed");
+}
+
+/// A saved model of which one tensor is missing, or is something else.
+#[test]
+fn a_folder_of_experts_that_is_not_whole_is_refused_by_name() {
+    let runs = Runs::new();
+    runs.run(&[]);
+    let [model, out, data] = ["out", "tuned", "text.txt"].map(|name| runs.folder.argument(name));
+    let file = runs.folder.path("out/model.safetensors");
+    let whole = training::load_tensors(&file, &Device::Cpu).unwrap();
+    let fail = |tensors: &HashMap<String, Tensor>| {
+        candle_core::safetensors::save(tensors, &file).unwrap();
+        let mut command = Girandole("finetune").command();
+        command.args(["--model", &model, "--data", &data, "--out", &out, "--overwrite", "--steps", "2"]);
+        let output = command.args(["--length", "16"]).output().unwrap();
+        assert!(!output.status.success());
+        text(&output.stderr)
+    };
+    let mut tensors = whole.clone();
+    let expert = tensors.keys().find(|name| name.contains("experts.3.")).unwrap().clone();
+    tensors.remove(&expert);
+    let said = fail(&tensors);
+    assert!(said.contains(&expert), "{said}");
+    let mut tensors = whole;
+    let router = tensors
+        .keys()
+        .find(|name| name.contains("layers.1.") && name.ends_with("gate.weight"))
+        .unwrap()
+        .clone();
+    let broken = (&tensors[&router] * f64::NAN).unwrap();
+    tensors.insert(router.clone(), broken);
+    let said = fail(&tensors);
+    assert!(said.contains(router.trim_end_matches(".weight")) && said.contains("NaN"), "{said}");
+}
+
+#[test]
+fn a_layout_or_a_configuration_that_experts_do_not_have_is_refused() {
+    let runs = Runs::new();
+    let said = runs.refuse(&["--mesh", "ep=6", "--batch-size", "12"]);
+    assert!(said.contains("ep=6") && said.contains('5'), "{said}");
+    runs.configure(&[("num_experts_per_token", json!(2))]);
+    let said = runs.refuse(&[]);
+    assert!(said.contains("num_experts_per_token"), "{said}");
 }

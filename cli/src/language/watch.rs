@@ -9,11 +9,11 @@ use crate::error::Error;
 use crate::rank::{RankPhase, have_come};
 use crate::run_log::RunLog;
 use comm::{Communicator, all_gather_object};
-use girandole::Parallel;
 use girandole::trainer::{Observer, ObserverState, Regrouping, StepReport};
+use girandole::{ExpertLoad, Parallel};
 use indicatif::HumanDuration;
 use models::{CausalLm, Tokenizer};
-use report::Evaluation;
+use report::{Evaluation, RoutedTokens, RouterTokens};
 
 use super::events::Events;
 use super::options::TrainOptions;
@@ -125,6 +125,12 @@ impl<'a> TrainObserver<'a> {
 }
 
 impl TrainObserver<'_> {
+    /// Whether a line of this step is printed.
+    fn is_logged(&self, step: usize) -> bool {
+        let is_first = step == self.began.1 + 1;
+        is_first || step.is_multiple_of(self.options.log_every) || step == self.options.steps()
+    }
+
     /// Writes metrics and TensorBoard events of a step, on the rank that writes them.
     fn write(&mut self, report: &StepReport) -> girandole::Result<()> {
         let Some(log) = &mut self.log else { return Ok(()) };
@@ -159,8 +165,7 @@ impl Observer<CausalLm> for TrainObserver<'_> {
                 "step {step}/{steps}: skipped, a gradient was not finite with a loss scale of {scale}"
             ))?;
         }
-        let is_first = step == self.began.1 + 1;
-        if is_first || step.is_multiple_of(self.options.log_every) || step == steps {
+        if self.is_logged(step) {
             let seconds = std::mem::take(&mut self.seconds);
             let speed = std::mem::take(&mut self.targets) as f64 / seconds;
             let (_, mfu) = self.speed.of(std::mem::take(&mut self.steps), seconds);
@@ -172,6 +177,15 @@ impl Observer<CausalLm> for TrainObserver<'_> {
             ))?;
         }
         Ok(())
+    }
+
+    fn routed(&mut self, step: usize, loads: &[ExpertLoad]) -> girandole::Result<()> {
+        let is_logged = self.is_logged(step);
+        let Some(log) = self.log.as_mut().filter(|_| is_logged) else { return Ok(()) };
+        let tokens = |load: &ExpertLoad| load.tokens.iter().map(|tokens| tokens.round() as u64).collect();
+        let router = |load: &ExpertLoad| RouterTokens { router: load.router.clone(), tokens: tokens(load) };
+        let routed = RoutedTokens { step, routers: loads.iter().map(router).collect() };
+        log.experts(routed).map_err(wrap_error)
     }
 
     fn evaluated(&mut self, step: usize, loss: f64, model: &mut Parallel<CausalLm>) -> girandole::Result<()> {

@@ -6,7 +6,7 @@ mod saved;
 use std::time::Instant;
 
 use report::metrics::{MetricsWriter, StepDetails};
-use report::{Evaluation, Quantity, RunSeries};
+use report::{Evaluation, Quantity, RoutedTokens, RunSeries};
 use serde::{Deserialize, Serialize};
 
 use crate::console::say;
@@ -63,6 +63,8 @@ pub struct RunLog<'a> {
     /// Number of steps at the beginning whose losses were not kept.
     first: usize,
     evaluations: Vec<Evaluation>,
+    /// Tokens of experts in the last step that was logged with them.
+    experts: Option<RoutedTokens>,
 }
 
 impl<'a> RunLog<'a> {
@@ -86,6 +88,7 @@ impl<'a> RunLog<'a> {
             before,
             first,
             evaluations,
+            experts: None,
         }
     }
 
@@ -135,6 +138,18 @@ impl<'a> RunLog<'a> {
         if self.page.as_ref().is_some_and(LivePage::is_due) {
             self.write_page();
         }
+        Ok(())
+    }
+
+    /// Logs how many tokens each expert had in a step that was logged before.
+    ///
+    /// # Errors
+    /// Metrics that cannot be written.
+    pub fn experts(&mut self, routed: RoutedTokens) -> Result<()> {
+        if let (Some(metrics), false) = (&mut self.metrics, self.muted) {
+            metrics.experts(self.run, &routed)?;
+        }
+        self.experts = Some(routed);
         Ok(())
     }
 
@@ -290,6 +305,7 @@ impl<'a> RunLog<'a> {
         self.cut(epoch, batch)?;
         self.curves.truncate(done.saturating_sub(self.first));
         self.evaluations.retain(|evaluation| evaluation.step <= done);
+        self.experts = self.experts.take().filter(|routed| routed.step <= done);
         self.progress.resume(done);
         Ok(())
     }
@@ -312,6 +328,7 @@ impl<'a> RunLog<'a> {
             steps_per_loss,
             first_step: self.first,
             evaluations: self.evaluations.clone(),
+            experts: self.experts.clone(),
             quantities: quantities.collect(),
             ..RunSeries::default()
         }

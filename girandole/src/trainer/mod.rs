@@ -302,6 +302,10 @@ impl<'a, M: Model> Trainer<'a, M> {
                 report.seconds += last.elapsed().as_secs_f64();
                 self.count(report);
                 observer.stepped(&report)?;
+                match self.model.expert_loads() {
+                    [] => {}
+                    loads => observer.routed(report.step, loads)?,
+                }
             }
         } else if let Some(task) = final_tasks.get_mut(self.done.final_tasks) {
             // Runs before the wait for the last checkpoint, whose error would prevent it; but it may change variables.

@@ -8,7 +8,7 @@ use candle_core::Tensor;
 use comm::{Communicator, broadcast_object, broadcast_tensors};
 use serde::{Deserialize, Serialize};
 
-use crate::{Layout, Parallel};
+use crate::{ExpertLoad, Layout, Parallel};
 
 /// Report of one training step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -143,6 +143,15 @@ pub trait Observer<M> {
     /// # Errors
     /// Any error; it ends the training.
     fn joined(&mut self, _step: usize, _state: ObserverState, _change: &Regrouping<'_>) -> crate::Result<()> {
+        Ok(())
+    }
+
+    /// Called after [`stepped`](Self::stepped) with the load of each expert in that step, of all ranks, if it is counted
+    /// ([`ParallelConfig::balance`](crate::ParallelConfig::balance)).
+    ///
+    /// # Errors
+    /// Any error; it ends the training.
+    fn routed(&mut self, _step: usize, _loads: &[ExpertLoad]) -> crate::Result<()> {
         Ok(())
     }
 

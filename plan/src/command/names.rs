@@ -33,7 +33,7 @@ pub enum OptimizerName {
     Momentum,
     /// It keeps two numbers per parameter
     Adam,
-    /// It keeps one number per parameter of a hidden layer's matrix, and two of the others
+    /// It keeps one number per parameter of a hidden layer's matrix, else two
     Muon,
 }
 

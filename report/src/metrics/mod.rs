@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Evaluation, Result};
+use crate::{Error, Evaluation, Result, RoutedTokens};
 
 use earlier::PreservedLines;
 
@@ -111,6 +111,12 @@ enum Line<'a> {
         run: Option<&'a str>,
         #[serde(flatten)]
         evaluation: &'a Evaluation,
+    },
+    Experts {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        run: Option<&'a str>,
+        #[serde(flatten)]
+        routed: &'a RoutedTokens,
     },
     Summary(&'a Summary<'a>),
 }
@@ -281,6 +287,14 @@ impl MetricsWriter {
         self.line(&Line::Evaluation { run, evaluation })
     }
 
+    /// Appends how many tokens each expert had in a step.
+    ///
+    /// # Errors
+    /// [`Error::Write`], for instance if the disk is full.
+    pub fn experts(&mut self, run: Option<&str>, routed: &RoutedTokens) -> Result<()> {
+        self.line(&Line::Experts { run, routed })
+    }
+
     /// Appends the summary of a run, and writes all buffered lines.
     ///
     /// # Errors
@@ -353,8 +367,8 @@ impl MetricsWriter {
             let Ok(line) = serde_json::from_slice::<LineKey>(line) else { return false };
             let comes_before = match line.event.as_str() {
                 "step" => (line.epoch, line.batch) < (epoch, batch),
-                // Evaluations after a step that stays.
-                "evaluation" => line.step <= batch,
+                // After a step that stays.
+                "evaluation" | "experts" => line.step <= batch,
                 _ => false,
             };
             line.run.as_deref() != run || comes_before

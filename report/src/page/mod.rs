@@ -8,7 +8,7 @@ use crate::chart::{COLOURS, Chart};
 use crate::error::write_page;
 use crate::number::{Unit, seconds, significant};
 use crate::{
-    Error, RankTimes, Report, Result, RunSeries, RunState, bars, curves, evaluations, fact, timeline,
+    Error, RankTimes, Report, Result, RunSeries, RunState, bars, curves, evaluations, experts, fact, timeline,
 };
 
 #[derive(Template)]
@@ -18,6 +18,7 @@ struct Page<'a> {
     colours: Vec<Colour>,
     runs: Vec<RunRow<'a>>,
     evaluations: Vec<evaluations::Row<'a>>,
+    loads: Vec<experts::Load<'a>>,
     wide: Option<Chart>,
     narrow: Vec<Chart>,
     facts: Vec<(String, String)>,
@@ -93,6 +94,7 @@ impl Report {
             colours: colours(),
             runs: self.runs.iter().map(row).collect(),
             evaluations: evaluations::rows(&self.runs),
+            loads: experts::of(&self.runs),
             wide: curves::losses(&self.runs)?,
             narrow: quantities.into_iter().chain(timelines.into_iter().chain(narrow).flatten()).collect(),
             facts: self.facts.iter().cloned().chain(one.into_iter().flat_map(of_one)).collect(),
