@@ -5,10 +5,12 @@
     python benches/pytorch/language.py pretrain
     python benches/pytorch/language.py lora
     python benches/pytorch/language.py gpt2
+    python benches/pytorch/language.py moe --experts eager --ranks 1
 
 `pretrain`: a Llama of 10.7 million parameters, a token for each byte, 256 tokens a row, AdamW with clipping, one thread a rank. Both begin
 with the same weights and take the same rows in the same order; losses of all steps are compared. `lora`: SmolLM2's shape of 135 million
-parameters with random weights and adapters of rank 8 beside all linear layers, products in bf16. `gpt2`: GPT-2's smallest shape, 124 million parameters with random weights and no dropout, 64 tokens a row. Speed is that of all steps but the
+parameters with random weights and adapters of rank 8 beside all linear layers, products in bf16. `gpt2`: GPT-2's smallest shape, 124 million parameters with random weights and no dropout, 64 tokens a row. `moe`: a Qwen3-MoE of 130 million parameters, random, of which a token uses 32 million (16 experts, 2 of them for a token);
+`--experts` names how `transformers` computes its experts. Speed is that of all steps but the
 first ones, in which memory is new. The text is the guide's, many times over, unless `--text` gives another. Where other programs run beside, it says less than the processor's time: that of all ranks together for a
 step, without what comes before the first and after the last. Memory is the most that a rank held.
 """
@@ -39,11 +41,18 @@ GPT2 = {
     "n_head": 12, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "attn_pdrop": 0.0,
     "embd_pdrop": 0.0, "resid_pdrop": 0.0, "tie_word_embeddings": True,
 }
+QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 16384, "hidden_size": 512, "intermediate_size": 1536,
+    "num_hidden_layers": 12, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "hidden_act": "silu",
+    "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "initializer_range": 0.02, "tie_word_embeddings": True,
+    "moe_intermediate_size": 384, "num_experts": 16, "num_experts_per_tok": 2, "norm_topk_prob": True, "decoder_sparse_step": 1,
+    "mlp_only_layers": [], "attention_bias": False,
+}
 # What is trained from a shape: its configuration, precisions, tokens of a row, learning rate, rank of the adapters.
-SHAPES = {"lora": (SMOLLM2, "bf16", 256, 1e-3, 8), "gpt2": (GPT2, "f32,bf16", 64, 1e-4, None)}
+SHAPES = {"lora": (SMOLLM2, "bf16", 256, 1e-3, 8), "gpt2": (GPT2, "f32,bf16", 64, 1e-4, None), "moe": (QWEN3_MOE, "f32,bf16", 256, 1e-4, None)}
 
 
-def train(rank, world_size, folder, text, length, batch, steps, lr, lora, precision, compiled):
+def train(rank, world_size, folder, text, length, batch, steps, lr, lora, precision, compiled, experts):
     """One rank of PyTorch's."""
     import torch
     import torch.nn.functional as F
@@ -52,7 +61,8 @@ def train(rank, world_size, folder, text, length, batch, steps, lr, lora, precis
 
     torch.set_num_threads(1)
     dtype = torch.bfloat16 if precision == "bf16-parameters" else torch.float32
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    how = {"experts_implementation": experts} if experts else {}
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **how)
     model.train()
     if lora:
         import peft
@@ -158,7 +168,7 @@ def measure(options, begin, batch, length, steps, lr, lora):
                 other.append(
                     on_ranks(
                         train, ranks, folder=begin, text=options.text, length=length, batch=batch, steps=steps, lr=lr, lora=lora,
-                        precision=precision, compiled=options.compiled,
+                        precision=precision, compiled=options.compiled, experts=options.experts,
                     )
                 )
                 if has_limit:
@@ -214,6 +224,7 @@ def parsed(arguments=None):
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--precisions", default=None, help="f32, bf16 (products), bf16-parameters (all in bf16)")
     parser.add_argument("--compiled", action="store_true", help="PyTorch's model by torch.compile, which needs a C++ compiler")
+    parser.add_argument("--experts", default=None, help="how transformers computes experts: eager, batched_mm, grouped_mm [default: its own choice]")
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--rows", type=int, default=None, help="rows of a step")
     parser.add_argument("--length", type=int, default=None, help="tokens of a row")
