@@ -60,16 +60,7 @@ impl Weights {
         if config.tied && folder.entry(names::HEAD).is_some() {
             check_tied(&config, &folder, path)?;
         }
-        Ok(Self {
-            inner: Arc::new(Inner {
-                config,
-                shapes,
-                folder: Some(folder),
-                adapters: None,
-                seed: 0,
-                quantized: Quantized::default(),
-            }),
-        })
+        Ok(Inner { folder: Some(folder), ..Inner::random(config, shapes, 0) }.into())
     }
 
     /// Returns random weights with the distributions of transformers: normal with `initializer_range` for weights,
@@ -91,16 +82,7 @@ impl Weights {
     /// ```
     pub fn random(config: &ModelConfig, seed: u64) -> Result<Self> {
         let shapes = shapes(config)?;
-        Ok(Self {
-            inner: Arc::new(Inner {
-                config: config.clone(),
-                shapes,
-                folder: None,
-                adapters: None,
-                seed,
-                quantized: Quantized::default(),
-            }),
-        })
+        Ok(Inner::random(config.clone(), shapes, seed).into())
     }
 
     /// Returns these weights with adapters from a folder that [`Lora::save`] or `peft` wrote, for a model that `lora`
@@ -120,16 +102,7 @@ impl Weights {
         }
         let Inner { config, shapes, folder, seed, .. } = &*self.inner;
         let (config, shapes, folder) = (config.clone(), shapes.clone(), folder.clone());
-        Ok(Self {
-            inner: Arc::new(Inner {
-                config,
-                shapes,
-                folder,
-                adapters: Some(tensors),
-                seed: *seed,
-                quantized: Quantized::default(),
-            }),
-        })
+        Ok(Inner { folder, adapters: Some(tensors), ..Inner::random(config, shapes, *seed) }.into())
     }
 
     /// Returns these weights with another seed for parameters that are not in a folder: new adapters.
@@ -137,16 +110,8 @@ impl Weights {
     pub fn with_seed(&self, seed: u64) -> Self {
         let Inner { config, shapes, folder, adapters, .. } = &*self.inner;
         let (config, shapes) = (config.clone(), shapes.clone());
-        Self {
-            inner: Arc::new(Inner {
-                config,
-                shapes,
-                folder: folder.clone(),
-                adapters: adapters.clone(),
-                seed,
-                quantized: Quantized::default(),
-            }),
-        }
+        let (folder, adapters) = (folder.clone(), adapters.clone());
+        Inner { folder, adapters, ..Inner::random(config, shapes, seed) }.into()
     }
 
     /// Returns the model's configuration.
@@ -190,7 +155,18 @@ impl Weights {
     }
 }
 
+impl From<Inner> for Weights {
+    fn from(inner: Inner) -> Self {
+        Self { inner: Arc::new(inner) }
+    }
+}
+
 impl Inner {
+    /// Weights that are drawn, without a folder and adapters.
+    fn random(config: ModelConfig, shapes: BTreeMap<String, Vec<usize>>, seed: u64) -> Self {
+        Self { config, shapes, folder: None, adapters: None, seed, quantized: Quantized::default() }
+    }
+
     /// Returns the name under which a parameter is stored: a stage's copy of a tied head is the embedding.
     pub(super) fn stored_name<'a>(&self, name: &'a str) -> Cow<'a, str> {
         match self.config.tied && name == names::HEAD {

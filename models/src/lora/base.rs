@@ -69,7 +69,7 @@ struct LinearIn4Bits {
     blocks: Tensor,
     scales: Tensor,
     /// Of each row, the number of its first block in the whole weight.
-    rows: Vec<usize>,
+    rows: Arc<[usize]>,
     bias: Option<Tensor>,
     division: Division,
     layers: Arc<dyn Layers>,

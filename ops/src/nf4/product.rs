@@ -65,7 +65,7 @@ impl Nf4Linear {
     ///
     /// # Errors
     /// Tensors of other shapes or dtypes, or not on a CPU; a row that is not in the whole matrix.
-    pub fn new(blocks: Tensor, scales: &Tensor, rows: Vec<usize>) -> candle_core::Result<Self> {
+    pub fn new(blocks: Tensor, scales: &Tensor, rows: Arc<[usize]>) -> candle_core::Result<Self> {
         let (outputs, bytes) = blocks.dims2()?;
         if !blocks.device().is_cpu() || blocks.dtype() != DType::U8 {
             bail!(
@@ -78,7 +78,7 @@ impl Nf4Linear {
             bail!("{NAME}: {outputs} rows of {bytes} bytes are no part of the matrix that the scales are of")
         }
         let inputs = bytes / BLOCK_BYTES * BLOCK;
-        Ok(Self { blocks, weight: Weight { inputs, scales: Arc::new(scales), rows: rows.into() } })
+        Ok(Self { blocks, weight: Weight { inputs, scales: Arc::new(scales), rows } })
     }
 
     /// A layer of a whole matrix.

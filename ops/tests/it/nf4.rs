@@ -92,7 +92,7 @@ fn parts_are_those_of_the_whole() -> Result<()> {
     let scales = Tensor::new(quantized.scales(), &Device::Cpu)?;
     let widened = |blocks: Tensor, rows: Vec<usize>| {
         let columns = blocks.dim(1)? / BLOCK_BYTES * BLOCK;
-        let layer = Nf4Linear::new(blocks.contiguous()?, &scales, rows)?;
+        let layer = Nf4Linear::new(blocks.contiguous()?, &scales, rows.into())?;
         layer.forward(&Tensor::eye(columns, DType::F32, &Device::Cpu)?)?.t()
     };
     let rows = widened(blocks.narrow(0, 37, 20)?, (37..57).map(|row| row * per_row).collect())?;
