@@ -25,6 +25,7 @@
 //! - [`Experts`] are feed-forward layers of which a [`Router`] chooses some for each token.
 //! - [`linear_cross_entropy`] is a language model's output layer and loss, without materializing the logits of all
 //!   rows at once.
+//! - [`linear_log_probs`] is the same without the mean, for losses of whole answers; [`document_sums`] sums over each document.
 //! - [`conv2d`] and [`max_pool2d`] have PyTorch's gradients, and their backward is as fast as their forward pass.
 //! - [`Dropout`] derives its masks from a seed, so that ranks differ and runs repeat.
 //! - [`autocast`] computes matrix products in bf16, with the processor's bf16 instructions where it has them.
@@ -68,14 +69,15 @@ pub use op::{
     GatedMlp, LayerNorm, Linear, LinearCrossEntropyConfig, RmsNorm, Rotary, RotaryConfig, RotaryLayout,
     RotaryScaling, RouteRecord, Router, Routes, Scoring, SelfAttention, attention, attention_with_key_mask,
     columns, conv2d, cross_entropy, embedding, experts, gated_mlp, geglu, geglu_tanh, gelu, layer_norm,
-    linear, linear_cross_entropy, linear_no_bias, log_softmax, max_pool2d, mse, multihead_attention, relu,
-    rms_norm, self_attention, softmax, swiglu,
+    linear, linear_cross_entropy, linear_log_probs, linear_no_bias, log_softmax, max_pool2d, mse,
+    multihead_attention, relu, rms_norm, self_attention, softmax, swiglu,
 };
 pub use precision::{Precision, autocast};
 pub use recompute::{
     PartMember, backward, drawn, kept_result, recompute, recompute_cheap, recomputed_node, runs_in_part,
 };
 pub use rows::{
-    Balance, BalanceConfig, BalanceLoss, DividedRows, Documents, PendingExchange, PendingSum, RankSum,
-    RowContext, RowExchange, RowKeys,
+    Balance, BalanceConfig, BalanceLoss, DividedRows, DocumentPlace, Documents, Pair, PairResult,
+    PendingExchange, PendingSum, PreferenceConfig, PreferenceLoss, Preferences, RankSum, RowContext,
+    RowExchange, RowKeys, document_sums,
 };

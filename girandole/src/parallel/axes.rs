@@ -97,7 +97,7 @@ impl Axes {
             None => (input, targets),
             Some(rows) => (rows.part_of(&input)?, rows.part_of(&targets)?),
         };
-        let rows = RowContext { keys: None, documents: documents.clone(), divided, balance: None };
+        let rows = RowContext { documents: documents.clone(), divided, ..RowContext::default() };
         Ok((Batch { input, targets, documents }, rows))
     }
 }

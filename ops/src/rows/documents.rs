@@ -67,6 +67,11 @@ impl Documents {
         self.0.len()
     }
 
+    /// The lengths of the documents of each row.
+    pub fn lengths(&self) -> impl Iterator<Item = &[u32]> {
+        self.0.iter().map(Vec::as_slice)
+    }
+
     /// Number of places of the longest document.
     pub fn longest(&self) -> usize {
         self.0.iter().flatten().max().map_or(0, |len| *len as usize)

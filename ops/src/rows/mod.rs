@@ -1,8 +1,10 @@
-//! What travels with the rows of a batch: keys of their random numbers, their documents, and how they are divided over ranks.
+//! What travels with the rows of a batch: keys of their random numbers, their documents and pairs, and how they are divided over ranks.
 
 mod balance;
 mod divided;
+mod document_sums;
 mod documents;
+mod preferences;
 mod random_keys;
 mod routed;
 
@@ -12,7 +14,9 @@ use std::ops::Range;
 pub(crate) use balance::Recorded;
 pub use balance::{Balance, BalanceConfig, BalanceLoss, PendingSum, RankSum};
 pub use divided::{DividedRows, PendingExchange, RowExchange};
+pub use document_sums::{DocumentPlace, document_sums};
 pub use documents::Documents;
+pub use preferences::{Pair, PairResult, PreferenceConfig, PreferenceLoss, Preferences};
 pub use random_keys::RowKeys;
 pub(crate) use routed::Routed;
 
@@ -35,10 +39,12 @@ pub struct RowContext {
     pub divided: Option<DividedRows>,
     /// How experts are balanced, in training. Default: they are not.
     pub balance: Option<Balance>,
+    /// The pairs of answers that the documents are, and their loss. Default: none, the loss is a mean over targets.
+    pub preferences: Option<Preferences>,
 }
 
 impl RowContext {
-    const NONE: Self = Self { keys: None, documents: None, divided: None, balance: None };
+    const NONE: Self = Self { keys: None, documents: None, divided: None, balance: None, preferences: None };
 
     /// That of a range of the rows.
     ///
@@ -47,8 +53,9 @@ impl RowContext {
     #[must_use]
     pub fn part(&self, rows: Range<usize>) -> Self {
         let keys = self.keys.as_ref().map(|keys| keys.part(rows.clone()));
-        let documents = self.documents.as_ref().map(|documents| documents.part(rows));
-        Self { keys, documents, divided: self.divided.clone(), balance: self.balance.clone() }
+        let documents = self.documents.as_ref().map(|documents| documents.part(rows.clone()));
+        let preferences = self.preferences.as_ref().map(|preferences| preferences.part(rows));
+        Self { keys, documents, preferences, divided: self.divided.clone(), balance: self.balance.clone() }
     }
 
     /// The positions of some of the places that this rank has of each of `rows` rows, row by row: within their documents, or

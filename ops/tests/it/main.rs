@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod attention;
+mod document_sums;
 mod documents;
 mod finite_differences;
 mod llama;

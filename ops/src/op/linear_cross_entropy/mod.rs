@@ -108,8 +108,8 @@ pub fn linear_cross_entropy(
     let wide = |tensor: &Tensor| cast(tensor, dtype)?.contiguous();
     let how = ProductConfig::of(x.dtype()).in_parallel();
     let (x, weight, bias) = (wide(x)?, wide(weight)?, bias.map(wide).transpose()?);
-    let fit = CHUNK_BYTES / (sizes.classes * dtype.size_in_bytes()).max(1);
-    let chunk_rows = config.chunk_rows.unwrap_or(fit.max(1)).min(targets.len()).max(1);
+    let chunk_rows =
+        config.chunk_rows.unwrap_or(fitting_rows(sizes.classes, dtype)).min(targets.len()).max(1);
     let smoothing = config.label_smoothing;
     if !x.device().is_cpu() {
         return composed(&x, &weight, bias.as_ref(), &targets, smoothing, chunk_rows);
@@ -126,6 +126,11 @@ pub fn linear_cross_entropy(
     let loss = tape::apply_op3(&x, &weight, &bias, loss)?;
     kept.by(&loss, bytes);
     Ok(loss)
+}
+
+/// Number of rows whose logits are computed at a time, at least 1.
+pub(super) fn fitting_rows(classes: usize, dtype: DType) -> usize {
+    (CHUNK_BYTES / (classes * dtype.size_in_bytes()).max(1)).max(1)
 }
 
 /// Features of a row, and number of classes.
