@@ -135,7 +135,7 @@ mod tests {
         };
         let step_and_evaluate = |log: &mut RunLog<'_>| {
             log.step_with(0, 0, 3.0, &details(0.5)).unwrap();
-            log.evaluated(Evaluation { step: 1, loss: 2.0, sample: None }).unwrap();
+            log.evaluated(Evaluation { step: 1, loss: 2.0, sample: None, ..Evaluation::default() }).unwrap();
         };
         let mut muted = log(true);
         step_and_evaluate(&mut muted);

@@ -10,7 +10,7 @@ use candle_core::{DType, Device, Tensor};
 use girandole::launch::{self, RankContext};
 use girandole::models::{CausalLm, ModelConfig, Weights};
 use girandole::trainer::{CheckpointPlan, Data, Observer, StepReport, TrainConfig, Trainer};
-use girandole::{Batch, Parallel, ParallelConfig, Result, comm::carry};
+use girandole::{Batch, Evaluation, Parallel, ParallelConfig, Result, comm::carry};
 
 const SIZES: &str = r#"{"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 4, "hidden_act": "silu", "max_position_embeddings": 16, "rms_norm_eps": 1e-5,
@@ -44,9 +44,9 @@ impl<M> Observer<M> for Printer {
         Ok(())
     }
 
-    fn evaluated(&mut self, step: usize, loss: f64, _: &mut Parallel<M>) -> Result<()> {
+    fn evaluated(&mut self, step: usize, evaluation: &Evaluation, _: &mut Parallel<M>) -> Result<()> {
         if self.0 {
-            println!("step {step}: evaluated, loss {loss:.4}");
+            println!("step {step}: evaluated, loss {:.4}", evaluation.loss);
         }
         Ok(())
     }

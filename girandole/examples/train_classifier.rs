@@ -194,7 +194,7 @@ impl Training {
     /// Keeps the state after an epoch, and shows it.
     fn save(&mut self, epoch: usize, (loss, accuracy): (f64, f64)) -> Result<()> {
         let step = self.run.losses.len();
-        let evaluation = Evaluation { step, loss, sample: None };
+        let evaluation = Evaluation { step, loss, sample: None, ..Evaluation::default() };
         if let Some(metrics) = &mut self.metrics {
             metrics.flush()?;
             println!("epoch {epoch}: evaluation loss {loss:.4}, accuracy {:.1} %", 100.0 * accuracy);

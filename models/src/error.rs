@@ -89,6 +89,9 @@ pub enum Error {
     /// Messages that are not a valid conversation, and why.
     #[error("no conversation: {0}; give a list of objects with `role` and `content`")]
     Conversation(String),
+    /// What stands in place of a document's label.
+    #[error("field `label`: {0}")]
+    Label(String),
     /// Error of candle or of a layer.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

@@ -42,8 +42,10 @@ mod finite;
 mod folder;
 mod generate;
 mod gguf;
+mod labels;
 mod latent;
 mod lora;
+mod measures;
 mod model;
 mod names;
 mod parts;
@@ -56,7 +58,9 @@ pub mod tokens;
 mod weights;
 mod written;
 
-pub use config::{DropoutConfig, ExpertsConfig, Family, LatentConfig, ModelConfig, SigmoidConfig};
+pub use config::{
+    DropoutConfig, ExpertsConfig, Family, LabelsConfig, LatentConfig, ModelConfig, Problem, SigmoidConfig,
+};
 pub use error::{Error, Result, TensorMismatches};
 pub use files::{is_model_file, weights_in};
 pub use generate::{GenerateConfig, generate, generate_with};

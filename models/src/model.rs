@@ -9,6 +9,7 @@ use ops::{DividedRows, LinearCrossEntropyConfig, RowContext, cross_entropy, embe
 use training::build::{Builder, Layers, Model, Part, Recompute, Unit, Units, Vocabulary, whole_rows};
 
 use crate::block::{Block, KvCache, Norm, ResidualDropout, rotary_positions};
+use crate::labels::{self, Scores};
 use crate::names::{self, Names};
 use crate::rotary::checked_longest;
 use crate::{Family, ModelConfig};
@@ -71,23 +72,37 @@ impl Module for Embedding {
 /// Final norm and output head.
 struct Head {
     norm: Norm,
-    tokens: Arc<dyn Vocabulary>,
+    outputs: Outputs,
+}
+
+enum Outputs {
+    /// Logits of the next token.
+    Tokens(Arc<dyn Vocabulary>),
+    /// Scores of documents.
+    Labels(Scores),
 }
 
 impl Head {
     fn new(config: &ModelConfig, names: &Names, part: &Part, shared: Option<&Embedding>) -> Result<Self> {
         let norm = Norm::new(config, &part.pp(names.base).pp(names.norm))?;
-        let tokens = match shared {
-            Some(embedding) => embedding.tokens.clone(),
-            None => part.pp("lm_head").vocabulary(config.vocab_size, config.hidden_size)?,
+        let outputs = match (shared, &config.labels) {
+            (_, Some(labels)) => Outputs::Labels(Scores::new(labels, config.hidden_size, &part.pp("score"))?),
+            (Some(embedding), None) => Outputs::Tokens(embedding.tokens.clone()),
+            (None, None) => {
+                Outputs::Tokens(part.pp("lm_head").vocabulary(config.vocab_size, config.hidden_size)?)
+            }
         };
-        Ok(Self { norm, tokens })
+        Ok(Self { norm, outputs })
     }
 }
 
 impl Module for Head {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.tokens.logits(&self.norm.forward(x)?)
+        let x = self.norm.forward(x)?;
+        match &self.outputs {
+            Outputs::Tokens(tokens) => tokens.logits(&x),
+            Outputs::Labels(scores) => scores.forward(&x),
+        }
     }
 }
 
@@ -148,11 +163,12 @@ impl CausalLm {
         let blocks = (0..config.num_layers).map(block).collect::<Result<_>>()?;
         // What a recomputed head would spare is what the loss takes: the logits.
         let last = builder.clone().recomputing(Recompute::None);
+        let name = if config.labels.is_some() { "score" } else { "lm_head" };
         let head = match config.tied {
-            true => last.unit_sharing("lm_head", &embedding, |part, shared| {
-                Head::new(config, &names, part, shared)
-            })?,
-            false => last.unit("lm_head", |part| Head::new(config, &names, part, None))?,
+            true => {
+                last.unit_sharing(name, &embedding, |part, shared| Head::new(config, &names, part, shared))?
+            }
+            false => last.unit(name, |part| Head::new(config, &names, part, None))?,
         };
         Ok(Self { config: config.clone(), embedding, blocks, head })
     }
@@ -173,10 +189,11 @@ impl CausalLm {
         self.blocks.iter().try_fold(x, |x, block| block.forward(&x))
     }
 
-    /// Returns the logits of the next token at each position.
+    /// Returns the logits of the next token at each position; of a model with [labels](ModelConfig::labels) the scores of each
+    /// position, of which that at [`LabelsConfig::scored_place`](crate::LabelsConfig::scored_place) is its document's.
     ///
     /// # Shapes
-    /// Tokens `(batch, length)`, of u8, u32 or i64, to `(batch, length, vocab_size)`.
+    /// Tokens `(batch, length)`, of u8, u32 or i64, to `(batch, length, vocab_size)`, or `(batch, length, labels)`.
     ///
     /// # Errors
     /// A token outside the vocabulary, a row that is too long; failures of communication.
@@ -185,10 +202,12 @@ impl CausalLm {
     }
 
     /// Returns the mean cross-entropy over `targets`, ignoring targets of -100, without holding the logits of all
-    /// positions at once.
+    /// positions at once. Of a model with [labels](ModelConfig::labels), the mean loss of its [`Problem`](crate::Problem) over
+    /// the documents: the target of each is at the place whose score counts, and those of all others are -100 or NaN.
     ///
     /// # Shapes
-    /// Both `(batch, length)`: a target is the token that follows the one at its position. The loss has no dimensions.
+    /// Both `(batch, length)`: a target is the token that follows the one at its position, or an index of a label; of several
+    /// labels and of numbers targets are f32 `(batch, length, labels)`. The loss has no dimensions.
     ///
     /// # Errors
     /// As [`logits`](Self::logits); a target outside the vocabulary.
@@ -209,11 +228,14 @@ impl CausalLm {
     /// block to each other rank.
     ///
     /// # Errors
-    /// As [`logits`](Self::logits); no tokens; divided rows after other tokens.
+    /// As [`logits`](Self::logits); no tokens; divided rows after other tokens; a model with [labels](ModelConfig::labels).
     pub fn next_logits(&self, tokens: &Tensor, cache: &mut Cache) -> Result<Tensor> {
         let (_, len) = tokens.dims2()?;
         if len == 0 {
             bail!("no tokens to continue: give one at least")
+        }
+        if self.config.labels.is_some() {
+            bail!("the model scores documents for labels, and predicts no tokens")
         }
         let (offset, divided) = (cache.len(), RowContext::current().divided);
         if divided.is_some() && offset > 0 {
@@ -263,11 +285,35 @@ impl Model for CausalLm {
     }
 
     fn last_unit_loss(&self, x: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        let config = LinearCrossEntropyConfig::default();
-        self.head.run(|head| head.tokens.loss(&head.norm.forward(x)?, targets, &config))
+        self.head.run(|head| {
+            let x = head.norm.forward(x)?;
+            match &head.outputs {
+                Outputs::Tokens(tokens) => tokens.loss(&x, targets, &LinearCrossEntropyConfig::default()),
+                Outputs::Labels(scores) => scores.loss(&x, targets),
+            }
+        })
+    }
+
+    fn evaluate_last_unit(&self, x: &Tensor, targets: &Tensor) -> Result<(Tensor, Vec<f64>)> {
+        if self.config.labels.is_none() {
+            return Ok((self.last_unit_loss(x, targets)?, Vec::new()));
+        }
+        let mut sums = Vec::new();
+        let loss = self.head.run(|head| match &head.outputs {
+            Outputs::Labels(scores) => {
+                let (loss, own) = scores.evaluate(&head.norm.forward(x)?, targets)?;
+                sums = own;
+                Ok(loss)
+            }
+            Outputs::Tokens(_) => bail!("a head for tokens in place of one for labels"),
+        })?;
+        Ok((loss, sums))
     }
 
     fn count(targets: &Tensor) -> Result<usize> {
+        if targets.dtype().is_float() {
+            return Ok(labels::scored(targets)?.len());
+        }
         let targets = targets.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
         Ok(targets.iter().filter(|target| **target != IGNORED).count())
     }

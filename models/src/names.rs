@@ -7,6 +7,9 @@ use crate::{Family, ModelConfig};
 /// The head's weight, where it is not tied to the embedding.
 pub(crate) const HEAD: &str = "lm_head.weight";
 
+/// The weight of a head that scores documents for labels.
+pub(crate) const SCORE: &str = "score.weight";
+
 /// Parameter names of a model family.
 pub(crate) struct Names {
     /// Prefix of all names except the head's.

@@ -8,7 +8,7 @@ use training::build::RangeReader;
 
 use crate::folder::Folder;
 use crate::names::{self, PEFT_PREFIX};
-use crate::weights::{Inner, file_name};
+use crate::weights::Inner;
 
 impl RangeReader for Inner {
     fn read(
@@ -39,10 +39,10 @@ impl Inner {
     fn find(&self, name: &str, shape: &Shape) -> Option<(&Folder, String, Option<usize>)> {
         let name = self.stored_name(name);
         if self.shapes.get(&*name).is_some_and(|expected| expected == shape.dims()) {
-            let folder = self.folder.as_ref()?;
+            let (folder, in_file) = self.in_folder(&name)?;
             let width = shape.dims().last().copied();
             let width = width.filter(|_| names::is_transposed(self.config.family, &name));
-            return Some((folder, file_name(&self.config, folder, &name), width));
+            return Some((folder, in_file, width));
         }
         let (adapters, in_file) = (self.adapters.as_ref()?, format!("{PEFT_PREFIX}{name}"));
         let is_there = adapters.entry(&in_file).is_some_and(|entry| entry.dims == shape.dims());

@@ -18,7 +18,7 @@ use crate::folder::Folder;
 use crate::names::{self, PEFT_PREFIX};
 use crate::quantized::Quantized;
 use crate::shapes::shapes;
-use crate::{Error, Lora, ModelConfig, Result};
+use crate::{Error, LabelsConfig, Lora, ModelConfig, Result};
 
 /// Initial values of a model's parameters.
 ///
@@ -50,10 +50,26 @@ impl Weights {
     /// A configuration that is not supported; files that are missing or damaged; [`Error::Tensors`] lists all tensors
     /// that are missing, surplus or misshapen.
     pub fn folder(path: &Path) -> Result<Self> {
-        let config = ModelConfig::from_folder(path)?;
+        Self::of_folder(path, ModelConfig::from_folder(path)?, false)
+    }
+
+    /// Opens the folder of a language model for a head that scores documents for labels, in place of its own: as
+    /// [`folder`](Self::folder), but the new head is drawn ([`with_seed`](Self::with_seed)), as transformers draws it.
+    ///
+    /// # Errors
+    /// Those of [`folder`](Self::folder) and [`ModelConfig::with_labels`].
+    pub fn with_new_head(path: &Path, labels: &LabelsConfig) -> Result<Self> {
+        Self::of_folder(path, ModelConfig::from_folder(path)?.with_labels(labels.clone())?, true)
+    }
+
+    fn of_folder(path: &Path, config: ModelConfig, has_new_head: bool) -> Result<Self> {
         let folder = Folder::open(path)?;
         let shapes = shapes(&config)?;
-        let misfits = misfits(&config, &shapes, &folder);
+        let mut misfits = misfits(&config, &shapes, &folder);
+        if has_new_head {
+            misfits.missing.retain(|name| name != names::SCORE);
+            misfits.surplus.retain(|name| name != names::HEAD);
+        }
         if !misfits.is_empty() {
             return Err(Error::Tensors { folder: path.into(), misfits: Box::new(misfits) });
         }
@@ -193,15 +209,22 @@ impl Inner {
         if shape.dims() != expected {
             bail!("parameter {name} is asked for as {:?}, and is {expected:?}", shape.dims())
         }
-        let Some(folder) = &self.folder else {
+        let Some((folder, in_file)) = self.in_folder(name) else {
             let init = names::init(&self.config, name, shape.dims());
             return self.draw(shape, name, init, dtype);
         };
-        let tensor = folder.read(&file_name(&self.config, folder, name), dtype)?;
+        let tensor = folder.read(&in_file, dtype)?;
         match names::is_transposed(self.config.family, name) {
             true => tensor.t()?.contiguous(),
             false => Ok(tensor),
         }
+    }
+
+    /// Returns the folder and the name in it of one of the model's parameters; `None` if it is drawn, as a new head is.
+    pub(super) fn in_folder(&self, name: &str) -> Option<(&Folder, String)> {
+        let folder = self.folder.as_ref()?;
+        let in_file = file_name(&self.config, folder, name);
+        folder.entry(&in_file).is_some().then_some((folder, in_file))
     }
 
     /// Returns a parameter that is not the model's own: an adapter's, or drawn from `init`.

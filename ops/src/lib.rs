@@ -17,7 +17,7 @@
 //!
 //! Read it in this order:
 //!
-//! - [`LayerNorm`], [`softmax`], [`log_softmax`], [`cross_entropy`] and [`mse`] are fused and have gradients.
+//! - [`LayerNorm`], [`softmax`], [`log_softmax`], [`cross_entropy`], [`binary_cross_entropy`] and [`mse`] are fused and have gradients.
 //! - [`Linear`], multi-head [`attention`], [`embedding`], [`gelu`] and [`relu`] are one operation each.
 //! - [`SelfAttention`] is attention with its projections: PyTorch's, or that of Llama and related models, whose other
 //!   layers are [`RmsNorm`], [`Rotary`] embedding, [`swiglu`], [`geglu`] and [`GatedMlp`].
@@ -68,9 +68,9 @@ pub use op::{
     AttentionConfig, AttentionMask, DividedExperts, EXPERT_CORRECTION, ExpertExchange, Experts, Gate,
     GatedMlp, LayerNorm, Linear, LinearCrossEntropyConfig, RmsNorm, Rotary, RotaryConfig, RotaryLayout,
     RotaryScaling, RouteRecord, Router, Routes, Scoring, SelfAttention, attention, attention_with_key_mask,
-    columns, conv2d, cross_entropy, embedding, experts, gated_mlp, geglu, geglu_tanh, gelu, layer_norm,
-    linear, linear_cross_entropy, linear_log_probs, linear_no_bias, log_softmax, max_pool2d, mse,
-    multihead_attention, relu, rms_norm, self_attention, softmax, swiglu,
+    binary_cross_entropy, columns, conv2d, cross_entropy, embedding, experts, gated_mlp, geglu, geglu_tanh,
+    gelu, layer_norm, linear, linear_cross_entropy, linear_log_probs, linear_no_bias, log_softmax,
+    max_pool2d, mse, multihead_attention, relu, rms_norm, self_attention, softmax, swiglu,
 };
 pub use precision::{Precision, autocast};
 pub use recompute::{

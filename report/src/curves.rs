@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn losses_and_evaluations_count_steps_alike() {
-        let evaluation = |step| Evaluation { step, loss: 1., sample: None };
+        let evaluation = |step| Evaluation { step, loss: 1., sample: None, ..Evaluation::default() };
         let evaluations = vec![evaluation(2), evaluation(4)];
         let run = RunSeries { losses: vec![1.; 4], steps_per_epoch: 2, evaluations, ..RunSeries::default() };
         assert_eq!(places(&run, false), (vec![1., 2., 3., 4.], vec![2., 4.]));

@@ -41,6 +41,7 @@ pub(super) struct Row<'a> {
     pub(super) loss: String,
     pub(super) perplexity: String,
     pub(super) sample: String,
+    pub(super) measures: String,
 }
 
 /// Returns the table rows of all runs.
@@ -63,7 +64,15 @@ fn row<'a>(run: &'a RunSeries, evaluation: &'a Evaluation) -> Row<'a> {
         loss: significant(evaluation.loss, 4),
         perplexity: significant(evaluation.loss.exp(), 4),
         sample: evaluation.sample.as_deref().map(printable).unwrap_or_default(),
+        measures: measures(evaluation),
     }
+}
+
+/// Returns what else was measured, in one line.
+fn measures(evaluation: &Evaluation) -> String {
+    let each =
+        evaluation.measures.iter().map(|(name, measure)| format!("{name} {}", significant(*measure, 4)));
+    each.collect::<Vec<_>>().join(", ")
 }
 
 /// Replaces control characters, which a byte-level model may generate and which are not allowed in HTML.

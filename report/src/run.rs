@@ -1,5 +1,6 @@
 //! What a training report shows: its runs with their losses and evaluations, and the times of its ranks.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use serde::{Deserialize, Serialize};
@@ -124,6 +125,9 @@ pub struct Evaluation {
     /// A text that the model generated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sample: Option<String>,
+    /// What else was measured, such as accuracy.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub measures: BTreeMap<String, f64>,
 }
 
 impl RunSeries {

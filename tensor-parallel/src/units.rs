@@ -164,6 +164,10 @@ impl Layers for Divided {
         })
     }
 
+    fn gather(&self, x: &Tensor) -> Result<Tensor> {
+        if self.ranks() == 1 { Ok(x.clone()) } else { Ok(self.context().gather_sequence(x)?) }
+    }
+
     fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Linear> {
         self.check(vb)?;
         let &LinearConfig { inputs, outputs, bias, division, groups, frozen } = config;

@@ -31,10 +31,20 @@ impl<'a> Events<'a> {
         self.scalars(report.step, report.step, &scalars(report, details))
     }
 
-    /// Writes the loss of an evaluation.
-    pub(super) fn evaluated(&mut self, step: usize, loss: f64) -> Result<()> {
+    /// Writes the loss of an evaluation, and what else was measured.
+    pub(super) fn evaluated(
+        &mut self,
+        step: usize,
+        loss: f64,
+        measures: &[(&'static str, f64)],
+    ) -> Result<()> {
+        let named =
+            |(name, measure): &(&str, f64)| (format!("evaluation/{}", name.replace(' ', "_")), *measure);
+        let named: Vec<(String, f64)> = measures.iter().map(named).collect();
+        let all = named.iter().map(|(name, measure)| (name.as_str(), *measure));
+        let all: Vec<(&str, f64)> = std::iter::once(("evaluation/loss", loss)).chain(all).collect();
         // After the step, which an earlier file has.
-        self.scalars(step, step + 1, &[("evaluation/loss", loss)])
+        self.scalars(step, step + 1, &all)
     }
 
     /// `first` is the first step of a new file, unless steps are repeated.

@@ -9,6 +9,7 @@ use models::{Lora, LoraConfig, ModelConfig, Tokenizer, Weights};
 use ops::nf4::BLOCK;
 
 use super::job::{Job, Subject};
+use super::labels::LabelOptions;
 use super::options::TrainOptions;
 
 /// Options of `finetune`.
@@ -17,7 +18,8 @@ use super::options::TrainOptions;
 Trains a Hugging Face model on text, on one rank or in any layout (--mesh), and writes a folder that
 transformers loads. With --lora-rank only small matrices beside the linear layers are trained; they are
 saved in the format of peft, or merged into the weights (--merge). JSON lines with `messages` are
-rendered with the folder's chat template, and only the assistant's answers are trained on.
+rendered with the folder's chat template, and only the assistant's answers are trained on. With --task
+the model labels documents: lines have a `label` beside `text`, `messages` or `prompt`.
 
   girandole finetune --model SmolLM2-135M --data chats.jsonl --out tuned --lora-rank 16")]
 pub struct FinetuneOptions {
@@ -28,6 +30,9 @@ pub struct FinetuneOptions {
     model: PathBuf,
     #[command(flatten)]
     options: TrainOptions,
+    /// What the model's head is for.
+    #[command(flatten)]
+    labels: LabelOptions,
     /// Rank of adapters (LoRA) [default: no adapters]
     #[arg(long, value_name = "N", value_parser = count, help_heading = "Adapters")]
     lora_rank: Option<usize>,
@@ -141,16 +146,16 @@ impl Job for FinetuneOptions {
     }
 
     fn subject(&self) -> Result<Subject> {
-        let mut weights = Weights::folder(&self.model)?.with_seed(self.options.seed);
-        let lora = self.lora(&weights)?.map(|lora| lora.of_folder(&self.model));
-        if let (Some(folder), Some(lora)) = (&self.adapters, &lora) {
-            weights = weights.with_adapters(folder, lora)?;
-        }
         let tokenizer = match self.model.join("tokenizer.json").exists() {
             true => Some(Tokenizer::from_folder(&self.model)?),
             // Token files need no tokenizer.
             false => None,
         };
+        let mut weights = self.labels.open(&self.model, tokenizer.as_ref())?.with_seed(self.options.seed);
+        let lora = self.lora(&weights)?.map(|lora| lora.of_folder(&self.model));
+        if let (Some(folder), Some(lora)) = (&self.adapters, &lora) {
+            weights = weights.with_adapters(folder, lora)?;
+        }
         if let Some(tokenizer) = &tokenizer {
             tokenizer.check(weights.config())?;
         }

@@ -36,6 +36,7 @@ mod base;
 mod events;
 mod finetune;
 mod job;
+mod labels;
 mod memory;
 mod options;
 mod pretrain;

@@ -49,7 +49,7 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Prepares the samples, identically on all ranks. `None` without a tokenizer.
+    /// Prepares the samples, identically on all ranks. `None` without a tokenizer, and of a model that labels documents.
     pub(super) fn new(
         options: &SampleOptions,
         tokenizer: Option<&Tokenizer>,
@@ -60,6 +60,14 @@ impl Sample {
         let refuse = |got: &str, help: String| {
             Err(Error::Option { option: "--sample-prompt", got: format!("{got:?}"), help })
         };
+        if model.labels.is_some() {
+            return match &options.sample_prompt {
+                None => Ok(None),
+                Some(text) => {
+                    refuse(text, "the model labels documents, and writes no text: leave it out".into())
+                }
+            };
+        }
         let prompt = match (&options.sample_prompt, tokenizer) {
             (None, None) => return Ok(None),
             (Some(text), None) => {

@@ -20,6 +20,8 @@ pub(super) struct Speed {
     pub(super) step: f64,
     /// FLOP/s that all ranks together reach in a matrix product.
     pub(super) peak: f64,
+    /// Tokens of a step, on average, where targets are documents; else each target is one.
+    pub(super) tokens: Option<f64>,
 }
 
 impl Speed {
@@ -27,7 +29,17 @@ impl Speed {
     pub(super) fn measured(rank: &Rank, dtype: DType, device: &Device, step: f64) -> Result<Self> {
         rank.comm.barrier()?.wait()?;
         let peaks = all_gather_object(&*rank.comm, &peak(dtype, device)?)?;
-        Ok(Self { step, peak: peaks.into_iter().sum() })
+        Ok(Self { step, peak: peaks.into_iter().sum(), tokens: None })
+    }
+
+    /// Returns the speed of steps of so many tokens, where targets are documents.
+    pub(super) fn with_tokens(self, tokens: Option<f64>) -> Self {
+        Self { tokens, ..self }
+    }
+
+    /// Returns the number of tokens of `steps` steps with so many targets.
+    pub(super) fn tokens(&self, targets: usize, steps: usize) -> f64 {
+        self.tokens.map_or(targets as f64, |tokens| tokens * steps as f64)
     }
 
     /// Returns the FLOP/s of `steps` steps in `seconds`, and that as a fraction of the peak. `None` if it is more: the
@@ -39,7 +51,8 @@ impl Speed {
 
     /// Returns the speed on a rank that joins a running job: its own peak, times the number of ranks.
     pub(super) fn of_one(rank: &Rank, dtype: DType, device: &Device, step: f64) -> Result<Self> {
-        Ok(Self { step, peak: peak(dtype, device)? * rank.comm.world_size() as f64 })
+        let peak = peak(dtype, device)? * rank.comm.world_size() as f64;
+        Ok(Self { step, peak, tokens: None })
     }
 
     /// Scales the peak to another number of ranks.
@@ -52,7 +65,7 @@ impl Speed {
         StepDetails {
             learning_rate: report.learning_rate,
             grad_norm: report.grad_norm,
-            tokens_per_second: report.targets as f64 / report.seconds,
+            tokens_per_second: self.tokens(report.targets, 1) / report.seconds,
             loss_scale: (report.loss_scale != 1.0).then_some(report.loss_scale),
             balance_loss: report.balance_loss,
             busiest_expert: report.busiest_expert,
@@ -110,7 +123,8 @@ mod tests {
 
     #[test]
     fn a_step_at_the_peak_is_all_of_it() {
-        let speed = Speed { step: 6e9, peak: 2e9 };
+        let speed = Speed { step: 6e9, peak: 2e9, tokens: Some(50.0) };
+        assert_eq!((speed.tokens(7, 2), speed.with_tokens(None).tokens(7, 2)), (100.0, 7.0));
         let step = speed.of_step(6.0, 1.5, 0.5);
         assert_eq!((step.model_flops_per_second, step.mfu, step.compute_seconds), (1e9, Some(0.5), 4.5));
         assert_eq!(speed.of(2, 6.0), (2e9, Some(1.0)));

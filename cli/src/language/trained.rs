@@ -40,12 +40,12 @@ pub(super) fn packed_documents(rows: &Rows) -> Option<PackedDocuments> {
 /// Formats steps, tokens and speed in one line, without the time of evaluations and checkpoints.
 pub(super) fn line(summary: &Summary, speed: &Speed) -> String {
     let (flops, mfu) = speed.of(summary.steps, summary.step_seconds);
+    let tokens = speed.tokens(summary.targets, summary.steps);
     format!(
-        "{} steps, {} tokens in {:.1} s: {:.0} tokens/s, {}, {}",
+        "{} steps, {tokens:.0} tokens in {:.1} s: {:.0} tokens/s, {}, {}",
         summary.steps,
-        summary.targets,
         summary.step_seconds,
-        summary.targets as f64 / summary.step_seconds,
+        tokens / summary.step_seconds,
         show_flops(flops),
         show_mfu(mfu)
     )
@@ -59,7 +59,10 @@ pub(super) fn facts(summary: &Summary, speed: &Speed) -> Vec<(String, String)> {
     let fact = |name: &str, value: String| (name.to_string(), value);
     let (flops, mfu) = speed.of(summary.steps, summary.step_seconds);
     let mut facts = vec![
-        fact("tokens/s", format!("{:.0}", summary.targets as f64 / summary.step_seconds)),
+        fact(
+            "tokens/s",
+            format!("{:.0}", speed.tokens(summary.targets, summary.steps) / summary.step_seconds),
+        ),
         fact("model FLOP/s", show_flops(flops)),
         fact(
             "MFU",
@@ -89,7 +92,7 @@ mod tests {
     fn the_speed_is_that_of_the_steps_alone() {
         let summary =
             Summary { steps: 4, targets: 800, seconds: 10.0, step_seconds: 2.0, ..Summary::default() };
-        let speed = Speed { step: 1e9, peak: 4e9 };
+        let speed = Speed { step: 1e9, peak: 4e9, tokens: None };
         let line = line(&summary, &speed);
         assert!(line.starts_with("4 steps, 800 tokens in 2.0 s: 400 tokens/s, "), "{line}");
         assert!(line.ends_with("MFU 50 %"), "{line}");

@@ -12,7 +12,7 @@ use comm::{Communicator, all_gather_object};
 use girandole::trainer::{Observer, ObserverState, Regrouping, StepReport};
 use girandole::{ExpertLoad, Parallel};
 use indicatif::HumanDuration;
-use models::{CausalLm, Tokenizer};
+use models::{CausalLm, LabelsConfig, Tokenizer};
 use report::{Evaluation, RoutedTokens, RouterTokens};
 
 use super::events::Events;
@@ -35,9 +35,11 @@ pub(super) struct TrainObserver<'a> {
     log: Option<RunLog<'a>>,
     events: Events<'a>,
     sample: Option<(&'a Tokenizer, &'a Sample)>,
+    /// What documents are scored for, if they are.
+    labels: Option<&'a LabelsConfig>,
     speed: Speed,
     /// Counters since the last printed line.
-    targets: usize,
+    tokens: f64,
     steps: usize,
     seconds: f64,
     /// When the run began, and the number of steps done before it.
@@ -67,8 +69,9 @@ impl<'a> TrainObserver<'a> {
             log,
             events: Events::new(options.tensorboard.as_deref()),
             sample,
+            labels: None,
             speed,
-            targets: 0,
+            tokens: 0.0,
             steps: 0,
             seconds: 0.0,
             began: (Instant::now(), begun),
@@ -78,6 +81,11 @@ impl<'a> TrainObserver<'a> {
             times,
             begins_anew: false,
         }
+    }
+
+    /// Tells how good scores for these labels are, too.
+    pub(super) fn measuring(self, labels: Option<&'a LabelsConfig>) -> Self {
+        Self { labels, ..self }
     }
 
     /// Returns the log, and the speed scaled to the current ranks.
@@ -146,8 +154,8 @@ impl TrainObserver<'_> {
 
 impl Observer<CausalLm> for TrainObserver<'_> {
     fn stepped(&mut self, report: &StepReport) -> girandole::Result<()> {
-        let StepReport { step, loss, grad_norm, learning_rate, targets, seconds, .. } = *report;
-        self.targets += targets;
+        let StepReport { step, loss, grad_norm, learning_rate, seconds, .. } = *report;
+        self.tokens += self.speed.tokens(report.targets, 1);
         self.steps += 1;
         self.seconds += seconds;
         let Times { steps: done, seconds: so_far, communication_seconds } = self.times.get();
@@ -167,7 +175,7 @@ impl Observer<CausalLm> for TrainObserver<'_> {
         }
         if self.is_logged(step) {
             let seconds = std::mem::take(&mut self.seconds);
-            let speed = std::mem::take(&mut self.targets) as f64 / seconds;
+            let speed = std::mem::take(&mut self.tokens) / seconds;
             let (_, mfu) = self.speed.of(std::mem::take(&mut self.steps), seconds);
             self.say(format_args!(
                 "step {step}/{steps}: loss {loss:.4}, learning rate {learning_rate:.2e}, norm {grad_norm:.3}, {}{speed:.0} tokens/s, {}{}",
@@ -188,10 +196,21 @@ impl Observer<CausalLm> for TrainObserver<'_> {
         log.experts(routed).map_err(wrap_error)
     }
 
-    fn evaluated(&mut self, step: usize, loss: f64, model: &mut Parallel<CausalLm>) -> girandole::Result<()> {
-        self.say(format_args!("step {step}: evaluation loss {loss:.4}, perplexity {:.2}", loss.exp()))?;
+    fn evaluated(
+        &mut self,
+        step: usize,
+        evaluation: &girandole::Evaluation,
+        model: &mut Parallel<CausalLm>,
+    ) -> girandole::Result<()> {
+        let loss = evaluation.loss;
+        let measures = self.labels.map(|labels| labels.measures(&evaluation.sums)).unwrap_or_default();
+        let shown = match self.labels {
+            None => format!(", perplexity {:.2}", loss.exp()),
+            Some(_) => show_measures(&measures),
+        };
+        self.say(format_args!("step {step}: evaluation loss {loss:.4}{shown}"))?;
         if self.log.as_ref().is_some_and(|log| !log.is_muted()) {
-            self.events.evaluated(step, loss).map_err(wrap_error)?;
+            self.events.evaluated(step, loss, &measures).map_err(wrap_error)?;
         }
         let text = match self.sample {
             Some((tokenizer, sample)) => {
@@ -202,7 +221,8 @@ impl Observer<CausalLm> for TrainObserver<'_> {
         if let Some(text) = &text {
             self.say(format_args!("step {step}: sample {text:?}"))?;
         }
-        let evaluation = Evaluation { step, loss, sample: text };
+        let measures = measures.into_iter().map(|(name, measure)| (name.to_string(), measure)).collect();
+        let evaluation = Evaluation { step, loss, sample: text, measures };
         self.log.as_mut().map_or(Ok(()), |log| log.evaluated(evaluation)).map_err(wrap_error)
     }
 
@@ -298,6 +318,11 @@ pub(super) fn wrap_error(error: Error) -> girandole::Error {
         Error::Comm(error) => error.into(),
         error => comm::carry(error).into(),
     }
+}
+
+/// Formats how good scores of documents are.
+pub(super) fn show_measures(measures: &[(&'static str, f64)]) -> String {
+    measures.iter().map(|(name, measure)| format!(", {name} {measure:.4}")).collect()
 }
 
 /// Formats the loss that balances experts.

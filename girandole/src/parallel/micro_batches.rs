@@ -1,7 +1,7 @@
 //! Micro-batches: how a batch is divided, the mean over the targets of all of them, and evaluation.
 
 use candle_core::{DType, Device, Tensor};
-use comm::{Communicator, Operation, ReduceOp};
+use comm::{Communicator, Operation, ReduceOp, all_gather_object};
 use ops::tape::scalar_with_gradient;
 use ops::{Balance, Documents, RowContext, RowKeys};
 use strategy::DistributedModel;
@@ -60,11 +60,13 @@ impl<M: Model> Parallel<M> {
 
     fn try_evaluate(&mut self, batch: Result<Batch>, counted: usize) -> Result<Evaluation> {
         let batch = self.prepare(batch, counted)?;
-        Ok(Evaluation { loss: self.mean_loss(&batch, false)?, targets: batch.total })
+        let (loss, sums) = self.mean_loss(&batch, false)?;
+        Ok(Evaluation { loss, targets: batch.total, sums: self.sums_of_all(sums)? })
     }
 
-    /// Returns the mean over all targets of all ranks, without backward; `in_training` with the random numbers of rows.
-    pub(super) fn mean_loss(&mut self, prepared: &Prepared, in_training: bool) -> Result<f64> {
+    /// Returns the mean over all targets of all ranks, without backward, and this rank's sums over its own; `in_training` with the
+    /// random numbers of rows.
+    pub(super) fn mean_loss(&mut self, prepared: &Prepared, in_training: bool) -> Result<(f64, Vec<f64>)> {
         let Prepared { batch, parts, total, .. } = prepared;
         let contexts: Vec<RowContext> = parts
             .iter()
@@ -75,12 +77,13 @@ impl<M: Model> Parallel<M> {
             .collect();
         let asked = Documents::asked();
         let of = |model: &M| {
-            let of_part = |sum, (part, rows): (&MicroBatch, &RowContext)| {
-                Ok::<_, Error>(sum + part.add(&part.loss(rows, model)?.detach())?)
+            let of_part = |(sum, sums), (part, rows): (&MicroBatch, &RowContext)| {
+                let (loss, own) = part.evaluated(rows, model)?;
+                Ok::<_, Error>((sum + part.add(&loss)?, added(sums, own)))
             };
-            parts.iter().zip(&contexts).try_fold(0.0, of_part)
+            parts.iter().zip(&contexts).try_fold((0.0, Vec::new()), of_part)
         };
-        let sum = match &mut self.model {
+        let (sum, sums) = match &mut self.model {
             Kind::Stages(stages) => stages.evaluate(batch, contexts.clone(), prepared.counted)?,
             Kind::Whole { model, .. } => of(model)?,
             Kind::Copies(ddp) => of(ddp.model()?)?,
@@ -89,7 +92,8 @@ impl<M: Model> Parallel<M> {
         self.check_documents(batch, asked)?;
         let loss = self.sum_of_all(sum)? / *total as f64;
         let balances: Vec<Balance> = contexts.into_iter().filter_map(|rows| rows.balance).collect();
-        Ok(if balances.is_empty() { loss } else { loss + self.balance_loss(&balances)? })
+        let loss = if balances.is_empty() { loss } else { loss + self.balance_loss(&balances)? };
+        Ok((loss, sums))
     }
 
     /// Checks once that some attention has asked for the documents of a batch, since `asked` on this rank, in one of the stages.
@@ -212,6 +216,19 @@ impl<M: Model> Parallel<M> {
         Ok(sum(&**self.axes.mesh.axis("pp")?, self.shards.elements() as f64)? as usize)
     }
 
+    /// Adds up the sums of all ranks, of which some may have none.
+    fn sums_of_all(&self, own: Vec<f64>) -> Result<Vec<f64>> {
+        let mut all = own;
+        for comm in [&self.axes.averaged, self.axes.mesh.axis("pp")?] {
+            let gathered: Vec<Vec<f64>> = match comm.world_size() {
+                1 => vec![all],
+                _ => all_gather_object(&**comm, &all)?,
+            };
+            all = gathered.into_iter().fold(Vec::new(), added);
+        }
+        Ok(all)
+    }
+
     /// Sums the losses of all ranks; with a pipeline, those of its last stages.
     pub(crate) fn sum_of_all(&self, own: f64) -> Result<f64> {
         let own = sum(&*self.axes.averaged, own)?;
@@ -237,9 +254,26 @@ impl MicroBatch {
     }
 
     fn loss<M: Model>(&self, rows: &RowContext, model: &M) -> Result<Tensor> {
+        self.forward(rows, |input, targets| Ok((model.loss(input, targets)?, ())), model)
+            .map(|(loss, _)| loss)
+    }
+
+    /// Computes the loss without backward, and the sums of an evaluation.
+    fn evaluated<M: Model>(&self, rows: &RowContext, model: &M) -> Result<(Tensor, Vec<f64>)> {
+        let (loss, sums) = self.forward(rows, |input, targets| model.evaluate(input, targets), model)?;
+        Ok((loss.detach(), sums))
+    }
+
+    /// Runs a forward pass of these rows; without targets that count, one whose loss is 0.
+    fn forward<M: Model, S: Default>(
+        &self,
+        rows: &RowContext,
+        of_targets: impl FnOnce(&Tensor, &Tensor) -> candle_core::Result<(Tensor, S)>,
+        model: &M,
+    ) -> Result<(Tensor, S)> {
         let loss = rows.part(0..self.input.dim(0)?).scope(|| match self.count > 0 {
-            true => Ok(model.loss(&self.input, &self.targets)?),
-            false => zero_loss(&model.without_loss(&self.input)?),
+            true => Ok(of_targets(&self.input, &self.targets)?),
+            false => Ok((zero_loss(&model.without_loss(&self.input)?)?, S::default())),
         });
         rows.balance.as_ref().map_or(Ok(()), Balance::end_forward)?;
         loss
@@ -274,6 +308,13 @@ pub(super) fn weighted(loss: &Tensor, count: usize, share: f64) -> Result<Tensor
 /// backward stops there.)
 pub(super) fn zero_loss(output: &Tensor) -> Result<Tensor> {
     Ok(scalar_with_gradient(output, output.zeros_like()?)?)
+}
+
+/// Adds sums, of which one side may have none.
+pub(crate) fn added(mut sums: Vec<f64>, own: Vec<f64>) -> Vec<f64> {
+    sums.resize(sums.len().max(own.len()), 0.0);
+    sums.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+    sums
 }
 
 pub(super) fn number(loss: &Tensor) -> Result<f64> {

@@ -33,7 +33,7 @@ use crate::Layout;
 
 pub use balance::{ExpertBalance, ExpertLoad};
 pub use config::{IsTrained, ParallelConfig};
-pub(crate) use micro_batches::{MicroBatch, Prepared};
+pub(crate) use micro_batches::{MicroBatch, Prepared, added};
 pub use stages::StagesForward;
 
 use axes::Axes;
@@ -113,12 +113,14 @@ pub struct Step {
 }
 
 /// The result of an evaluation, the same on every rank.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
     /// Mean loss over all targets of all ranks.
     pub loss: f64,
     /// Number of targets that counted, on all ranks.
     pub targets: usize,
+    /// Sums over these targets that the model adds up ([`Model::evaluate`]).
+    pub sums: Vec<f64>,
 }
 
 impl<M: Model> Parallel<M> {

@@ -13,7 +13,7 @@ use tensor_parallel::Shards;
 use training::build::{Model, Units, whole_rows};
 
 use super::flat_shards::FlatShards;
-use super::micro_batches::{number, weighted, zero_loss};
+use super::micro_batches::{added, number, weighted, zero_loss};
 use super::trained::trained;
 use super::{Kind, Parallel, ParallelConfig};
 use crate::{Batch, Result};
@@ -39,6 +39,8 @@ struct Sums {
     sum: f64,
     /// Rows of the batch that are still to be counted; micro-batches come in order.
     rows: usize,
+    /// In an evaluation: what the model adds up beside the losses.
+    evaluated: Option<Vec<f64>>,
 }
 
 impl Sums {
@@ -87,7 +89,14 @@ impl Stages {
                 return Ok(zero_loss(&model.last_unit(x)?)?);
             }
             let rows = RowContext::current().part(0..targets.dim(0)?);
-            let loss = rows.scope(|| model.last_unit_loss(&counted, &targets))?;
+            let loss = rows.scope(|| match &mut own.evaluated {
+                None => model.last_unit_loss(&counted, &targets),
+                Some(sums) => {
+                    let (loss, of_part) = model.evaluate_last_unit(&counted, &targets)?;
+                    *sums = added(std::mem::take(sums), of_part);
+                    Ok(loss)
+                }
+            })?;
             own.sum += number(&loss)? * count as f64;
             Ok(weighted(&loss, count, own.share)?)
         };
@@ -139,7 +148,7 @@ impl Stages {
         share: f64,
         shards: &Shards,
     ) -> Result<(f64, GradStore)> {
-        self.begin(share * self.micro_batches as f64, usize::MAX)?;
+        self.begin(Sums { share: share * self.micro_batches as f64, rows: usize::MAX, ..Sums::default() })?;
         self.pipeline.set_row_contexts(rows);
         let mut step = self.pipeline.step(Some(&batch.input), Some(&batch.targets))?;
         shards.sum_gradients(&self.pipeline.named_vars(), &mut step.grads)?;
@@ -150,12 +159,18 @@ impl Stages {
         Ok((self.sums().sum, grads))
     }
 
-    /// Returns the sum of the losses as [`step`](Self::step), of the first `counted` rows.
-    pub(super) fn evaluate(&mut self, batch: &Batch, rows: Vec<RowContext>, counted: usize) -> Result<f64> {
-        self.begin(1.0, counted)?;
+    /// Returns the sum of the losses as [`step`](Self::step), of the first `counted` rows, and what the model adds up beside it.
+    pub(super) fn evaluate(
+        &mut self,
+        batch: &Batch,
+        rows: Vec<RowContext>,
+        counted: usize,
+    ) -> Result<(f64, Vec<f64>)> {
+        self.begin(Sums { share: 1.0, rows: counted, evaluated: Some(Vec::new()), ..Sums::default() })?;
         self.pipeline.set_row_contexts(rows);
         self.pipeline.evaluate(Some(&batch.input), Some(&batch.targets))?;
-        Ok(self.sums().sum)
+        let mut own = self.sums();
+        Ok((own.sum, own.evaluated.take().unwrap_or_default()))
     }
 
     /// Gathers the parameters that an optimizer may have changed. Call before [`forward`](Self::forward).
@@ -172,8 +187,8 @@ impl Stages {
         Ok(whole_rows(|| self.pipeline.forward(input, last))?)
     }
 
-    fn begin(&mut self, share: f64, rows: usize) -> Result<()> {
-        *self.sums() = Sums { share, sum: 0.0, rows };
+    fn begin(&mut self, sums: Sums) -> Result<()> {
+        *self.sums() = sums;
         self.gather()
     }
 

@@ -37,11 +37,13 @@ impl Data for Rows {
 
     fn batch(&self, rows: &[usize], device: &Device) -> Result<Batch> {
         let (mut tokens, mut targets, mut documents) = (Vec::new(), Vec::new(), Vec::new());
+        let mut scored = Vec::new();
         for row in rows {
             let row = self.get(*row).map_err(comm::carry)?;
             tokens.extend(row.tokens);
             targets.extend(row.targets);
             documents.push(row.documents);
+            scored.push(row.scored);
         }
         let (len, shape) = (self.row_len() as u32, (rows.len(), self.row_len()));
         let is_packed = documents.iter().any(|row| !row.is_empty());
@@ -49,7 +51,10 @@ impl Data for Rows {
         documents.iter_mut().filter(|row| row.is_empty()).for_each(|row| row.push(len));
         Ok(Batch {
             input: Tensor::from_vec(tokens, shape, device)?,
-            targets: Tensor::from_vec(targets, shape, device)?,
+            targets: match self.labels() {
+                Some(labels) => labels.targets(&scored, self.row_len(), device)?,
+                None => Tensor::from_vec(targets, shape, device)?,
+            },
             documents: is_packed.then(|| Documents::new(documents)).transpose()?,
         })
     }

@@ -3,6 +3,7 @@
 use training::build::Model;
 
 use super::{Data, Observer, Trainer};
+use crate::parallel::added;
 use crate::{Error, Evaluation, Parallel, Result};
 
 /// Computes the mean loss of a model over the targets of the first `rows` rows, or of all if there are fewer. Call on
@@ -25,7 +26,7 @@ pub fn evaluate<M: Model>(
     }
     let (rank, ranks) = (model.data_ranks().rank(), model.data_ranks().world_size());
     let device = model.config().device.clone();
-    let (mut sum, mut targets, mut first) = (0.0, 0, 0);
+    let (mut sum, mut targets, mut first, mut sums) = (0.0, 0, 0, Vec::new());
     while first < rows {
         let each = rows_of_rank(model, batch_size, rows - first).max(1);
         // Rows are assigned to the ranks in turn; those beyond the end stand for the last one.
@@ -39,6 +40,7 @@ pub fn evaluate<M: Model>(
                 let evaluation = evaluation?;
                 sum += evaluation.loss * evaluation.targets as f64;
                 targets += evaluation.targets;
+                sums = added(sums, evaluation.sums);
             }
         }
         first += each * ranks;
@@ -47,7 +49,7 @@ pub fn evaluate<M: Model>(
         let got = format!("{rows} rows of which no target counts");
         return Err(Error::invalid("the rows to evaluate on", got, "at least one target must count"));
     }
-    Ok(Evaluation { loss: sum / targets as f64, targets })
+    Ok(Evaluation { loss: sum / targets as f64, targets, sums })
 }
 
 /// Returns the rows that each rank computes of a batch, of which there may be fewer: those for which stages have room,
@@ -65,10 +67,11 @@ fn rows_of_rank<M: Model>(model: &Parallel<M>, batch_size: usize, left: usize) -
 impl<M: Model> Trainer<'_, M> {
     pub(super) fn evaluate(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
         let Some(data) = self.evaluation else { return Ok(()) };
-        let loss = self.evaluate_on(data)?;
+        let (rows, batch) = (self.config.evaluation_rows, self.config.batch_size);
+        let evaluation = evaluate(self.model, data, rows, batch)?;
         // The observer may change variables.
         self.wait_for_copies();
-        observer.evaluated(self.done.step, loss, self.model)
+        observer.evaluated(self.done.step, &evaluation, self.model)
     }
 
     /// Computes the mean loss of the first [`TrainConfig::evaluation_rows`](super::TrainConfig::evaluation_rows)

@@ -8,7 +8,7 @@ use candle_core::Tensor;
 use comm::{Communicator, broadcast_object, broadcast_tensors};
 use serde::{Deserialize, Serialize};
 
-use crate::{ExpertLoad, Layout, Parallel};
+use crate::{Evaluation, ExpertLoad, Layout, Parallel};
 
 /// Report of one training step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -91,12 +91,16 @@ pub trait Observer<M> {
         Ok(())
     }
 
-    /// Called after an evaluation, with the loss on the evaluation data. May use the model, in the same way on all
-    /// ranks.
+    /// Called after an evaluation on the evaluation data. May use the model, in the same way on all ranks.
     ///
     /// # Errors
     /// Any error; it ends the training.
-    fn evaluated(&mut self, _step: usize, _loss: f64, _model: &mut Parallel<M>) -> crate::Result<()> {
+    fn evaluated(
+        &mut self,
+        _step: usize,
+        _evaluation: &Evaluation,
+        _model: &mut Parallel<M>,
+    ) -> crate::Result<()> {
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use girandole::{
     Batch, DistributedModel, ExpertBalance, InitialWeights, Layout, Parallel, ParallelConfig, Recompute,
     models, pipeline,
 };
-use models::{CausalLm, ModelConfig, Weights};
+use models::{CausalLm, LabelsConfig, ModelConfig, Problem, Weights};
 use pipeline::ScheduleKind;
 
 pub(crate) const ROWS: usize = 8;
@@ -115,6 +115,8 @@ pub(crate) struct Setup {
     /// How experts are balanced.
     pub(crate) balance: Option<BalanceLoss>,
     pub(crate) micro_batches: Option<usize>,
+    /// What documents are scored for, in place of the next token; rows are then packed.
+    pub(crate) problem: Option<Problem>,
 }
 
 impl Default for Setup {
@@ -135,6 +137,7 @@ impl Default for Setup {
             packed: false,
             balance: None,
             micro_batches: None,
+            problem: None,
         }
     }
 }
@@ -170,7 +173,9 @@ impl Setup {
             (.., true) => gpt2(),
             _ => config(self.tied),
         };
-        config.with_dropout(self.dropout).unwrap()
+        let config = config.with_dropout(self.dropout).unwrap();
+        let Some(problem) = self.problem else { return config };
+        config.with_labels(labels(problem)).unwrap().with_dropout(self.dropout).unwrap()
     }
 
     fn weights(&self) -> InitialWeights {
@@ -237,14 +242,46 @@ pub(crate) fn documents_of(step: usize, len: usize) -> Vec<Vec<u32>> {
     (0..ROWS).map(of_row).collect()
 }
 
+/// Three labels, or one number, which two ranks do not divide.
+pub(crate) fn labels(problem: Problem) -> LabelsConfig {
+    let count = if problem == Problem::Regression { 1 } else { 3 };
+    LabelsConfig { names: (0..count).map(|id| id.to_string()).collect(), problem, pad_token: None }
+}
+
+/// The labels of a row's documents, at the last place of each; some documents, and one row, have none.
+fn scored(row: usize, step: usize, lengths: &[u32], problem: Problem) -> Vec<(u32, Vec<f32>)> {
+    let (mut end, mut all) = (0, Vec::new());
+    for (document, len) in lengths.iter().enumerate() {
+        end += len;
+        let number = row * 5 + document * 3 + step;
+        if row == 3 || (document + row) % 4 == 2 {
+            continue;
+        }
+        let numbers = match problem {
+            Problem::SingleLabel => vec![(number % 3) as f32],
+            Problem::MultiLabel => (0..3).map(|label| ((number + label) % 2) as f32).collect(),
+            Problem::Regression => vec![(number % 7) as f32 / 3.0 - 1.0],
+        };
+        all.push((end - 1, numbers));
+    }
+    all
+}
+
 /// Like `own_batch`, for a setup.
 pub(crate) fn own_rows(parallel: &Parallel<CausalLm>, step: usize, setup: &Setup) -> Result<Batch> {
     let batch = Batch::from(own_batch_of(parallel, step, setup.len)?);
-    if !setup.packed {
+    if !setup.packed && setup.problem.is_none() {
         return Ok(batch);
     }
     let (data, all) = (parallel.data_ranks(), documents_of(step, setup.len));
-    let own: Vec<Vec<u32>> = all.into_iter().skip(data.rank()).step_by(data.world_size()).collect();
+    let own = all.into_iter().enumerate().skip(data.rank()).step_by(data.world_size());
+    let (rows, own): (Vec<usize>, Vec<Vec<u32>>) = own.unzip();
+    if let Some(problem) = setup.problem {
+        let scored: Vec<_> =
+            rows.iter().zip(&own).map(|(row, lengths)| scored(*row, step, lengths, problem)).collect();
+        let targets = labels(problem).targets(&scored, setup.len, &Device::Cpu)?;
+        return Ok(Batch { targets, documents: Some(Documents::new(own)?), ..batch });
+    }
     let ignored = Tensor::full(-100i64, (1, 1), &Device::Cpu)?;
     for (row, lengths) in own.iter().enumerate().filter(|(_, row)| row.iter().sum::<u32>() < setup.len as u32)
     {

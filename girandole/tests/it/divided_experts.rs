@@ -372,7 +372,7 @@ fn what_a_run_asks_of_a_model_is_the_same() {
         });
         let ranks = ranks.unwrap();
         assert!(ranks.iter().all(|rank| *rank == ranks[0]), "{layout}: {ranks:?}");
-        ranks[0]
+        ranks[0].clone()
     };
     let (expected, lost, parameters) = ask("");
     assert_eq!(lost, 0);

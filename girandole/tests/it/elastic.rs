@@ -8,7 +8,7 @@ use candle_core::{Device, Result, Tensor};
 use girandole::comm::{Communicator, Local};
 use girandole::models::CausalLm;
 use girandole::trainer::{CheckpointPlan, Data, Observer, Regrouping, StepReport, TrainConfig, Trainer};
-use girandole::{Batch, Error, Layout, Parallel};
+use girandole::{Batch, Error, Evaluation, Layout, Parallel};
 
 pub(crate) const STEPS: usize = 9;
 
@@ -65,7 +65,7 @@ impl<M> Observer<M> for Leaving {
         self.leave(Moment::Stepped(report.step))
     }
 
-    fn evaluated(&mut self, step: usize, _: f64, _: &mut Parallel<M>) -> girandole::Result<()> {
+    fn evaluated(&mut self, step: usize, _: &Evaluation, _: &mut Parallel<M>) -> girandole::Result<()> {
         self.leave(Moment::Evaluated(step))
     }
 

@@ -18,17 +18,17 @@ const STEPS: usize = 20;
 /// Where something is changed that every step has.
 const FEW_STEPS: usize = 5;
 
-struct Trained {
-    losses: Vec<f64>,
+pub(crate) struct Trained {
+    pub(crate) losses: Vec<f64>,
     evaluated: f64,
-    parameters: BTreeMap<String, Vec<f64>>,
+    pub(crate) parameters: BTreeMap<String, Vec<f64>>,
 }
 
 fn train(layout: &str, dtype: DType, tied: bool) -> Trained {
     train_for(STEPS, layout, Setup { dtype, tied, ..Setup::default() })
 }
 
-fn train_as(layout: &str, setup: Setup) -> Trained {
+pub(crate) fn train_as(layout: &str, setup: Setup) -> Trained {
     train_for(FEW_STEPS, layout, setup)
 }
 
@@ -62,7 +62,7 @@ fn train_for(steps: usize, layout: &str, setup: Setup) -> Trained {
     Trained { losses, evaluated, parameters: whole.into_inner().unwrap() }
 }
 
-fn assert_equal(layout: &str, got: &Trained, expected: &Trained, tolerance: f64) {
+pub(crate) fn assert_equal(layout: &str, got: &Trained, expected: &Trained, tolerance: f64) {
     for (step, (a, b)) in got.losses.iter().zip(&expected.losses).enumerate() {
         assert!((a - b).abs() < tolerance, "{layout}: step {step}: {a}, expected {b}");
     }
@@ -77,7 +77,7 @@ fn assert_equal(layout: &str, got: &Trained, expected: &Trained, tolerance: f64)
     }
 }
 
-const LAYOUTS: [&str; 33] = [
+pub(crate) const LAYOUTS: [&str; 33] = [
     "dp=2",
     "dp=4",
     "dp=8",
@@ -114,7 +114,7 @@ const LAYOUTS: [&str; 33] = [
 ];
 
 /// Besides 1F1B, which is the default.
-const SCHEDULES: [ScheduleKind; 6] = [
+pub(crate) const SCHEDULES: [ScheduleKind; 6] = [
     ScheduleKind::Naive,
     ScheduleKind::GPipe,
     ScheduleKind::Interleaved,
@@ -128,7 +128,7 @@ const FEW_SCHEDULES: [ScheduleKind; 4] =
     [ScheduleKind::GPipe, ScheduleKind::Interleaved, ScheduleKind::ZbH1, ScheduleKind::ZbV];
 
 /// With experts divided over ranks: 12 experts, of which 8 ranks have one or two each.
-const EXPERT_LAYOUTS: [&str; 20] = [
+pub(crate) const EXPERT_LAYOUTS: [&str; 20] = [
     "ep=2",
     "ep=4",
     "ep=8",

@@ -12,6 +12,7 @@ mod elastic;
 mod empty;
 mod evaluation;
 mod gradient_check;
+mod heads;
 mod key_masks;
 mod layouts;
 mod loss_scale;

@@ -102,6 +102,7 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<ModelConfig> {
         mlp_bias: false,
         qk_norm: false,
         tied: fields.flag("tie_word_embeddings", false)?,
+        labels: None,
         dropout: DropoutConfig {
             attention: fields.probability("attention_dropout", 0.0)?,
             ..DropoutConfig::default()

@@ -35,6 +35,7 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<ModelConfig> {
         mlp_bias: true,
         qk_norm: false,
         tied: fields.flag("tie_word_embeddings", true)?,
+        labels: None,
         dropout: DropoutConfig {
             embedding: fields.probability("embd_pdrop", 0.1)?,
             attention: fields.probability("attn_pdrop", 0.1)?,

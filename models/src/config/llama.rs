@@ -47,6 +47,7 @@ pub(super) fn read(family: Family, fields: &mut Fields<'_>) -> Result<ModelConfi
         mlp_bias: family == Family::Llama && fields.flag("mlp_bias", false)?,
         qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
         tied: fields.flag("tie_word_embeddings", false)?,
+        labels: None,
         dropout: DropoutConfig {
             attention: fields.probability("attention_dropout", 0.0)?,
             ..DropoutConfig::default()

@@ -4,6 +4,7 @@ mod deepseek;
 mod experts;
 mod fields;
 mod gpt2;
+mod labels;
 mod llama;
 mod rope;
 
@@ -19,6 +20,7 @@ use crate::{Error, Result};
 pub use deepseek::LatentConfig;
 pub use experts::{ExpertsConfig, SigmoidConfig};
 pub(crate) use fields::Fields;
+pub use labels::{LabelsConfig, Problem};
 
 /// Supported model families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -131,6 +133,8 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     /// Whether the head shares the embedding's weight.
     pub tied: bool,
+    /// Labels that the head scores documents for; `None` for a language model, whose head predicts the next token.
+    pub labels: Option<LabelsConfig>,
     /// Dropout probabilities in training.
     pub dropout: DropoutConfig,
     /// Standard deviation of newly initialized weights.
@@ -184,6 +188,10 @@ impl ModelConfig {
     pub fn from_json(text: &str) -> Result<Self> {
         let json: Map<String, Value> = serde_json::from_str(text)
             .map_err(|error| Error::Format { path: "config.json".into(), problem: error.to_string() })?;
+        Self::from_map(json)
+    }
+
+    fn from_map(json: Map<String, Value>) -> Result<Self> {
         let got = json.get("model_type").unwrap_or(&Value::Null);
         let Some(family) = Family::ALL.into_iter().find(|family| got == family.model_type()) else {
             let supported = Family::ALL.map(Family::model_type).join(", ");
@@ -203,6 +211,9 @@ impl ModelConfig {
             Family::DeepseekV3 => deepseek::read(&mut fields)?,
             _ => llama::read(family, &mut fields)?,
         };
+        config.labels = labels::read(&mut fields)?;
+        // Their head has a weight of its own.
+        config.tied &= config.labels.is_none();
         config.notes.extend(fields.finish()?);
         config.json = json;
         config.validate()?;
@@ -279,6 +290,11 @@ impl ModelConfig {
         self.latent.as_ref().map_or(self.head_dim, |latent| latent.value_dim)
     }
 
+    /// Returns the number of outputs of the head: of tokens, or of labels.
+    pub fn outputs(&self) -> usize {
+        self.labels.as_ref().map_or(self.vocab_size, |labels| labels.names.len())
+    }
+
     /// Returns the JSON as it was read; it is saved with the weights.
     pub fn json(&self) -> &Map<String, Value> {
         &self.json
@@ -293,7 +309,7 @@ impl ModelConfig {
         }
         let mut hash = Hash::default();
         // Models have the hash that they had before other models had these.
-        let absent = [", experts: None", ", latent: None", ", sigmoid: None"];
+        let absent = [", experts: None", ", latent: None", ", sigmoid: None", ", labels: None"];
         let described = absent.iter().fold(format!("{computed:?}"), |text, absent| text.replace(absent, ""));
         hash.add(described.as_bytes());
         hash.hex()

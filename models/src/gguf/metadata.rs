@@ -119,6 +119,9 @@ fn check(config: &ModelConfig) -> Result<()> {
     if config.latent.is_some() {
         return refuse("model_type", &config.family.model_type());
     }
+    if config.labels.is_some() {
+        return refuse("architectures", &"a head for labels");
+    }
     let activation = if config.family == Family::Gpt2 { Gate::GeluTanh } else { Gate::Silu };
     if config.activation != activation {
         return refuse("the activation", &config.activation);

@@ -76,6 +76,10 @@ impl Layers for LoraLayers {
         self.inner.combine(part)
     }
 
+    fn gather(&self, x: &Tensor) -> Result<Tensor> {
+        self.inner.gather(x)
+    }
+
     fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Linear> {
         let frozen = LinearConfig { frozen: true, ..config.clone() };
         let base = match self.in_4_bits {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crate::{Error, Result, Tokenizer};
+use crate::{Error, LabelsConfig, Result, Tokenizer};
 
 use super::input::is_standard;
 use super::text::is_one_document;
@@ -92,6 +92,8 @@ pub struct DataConfig<'a> {
     /// Whether a last row that is not full is completed with targets that do not count ([`Rows::padded`]), for an
     /// evaluation. Default false: it is left out.
     pub is_padded: bool,
+    /// Labels that documents are scored for: files of text then have them. Default none.
+    pub labels: Option<&'a LabelsConfig>,
     /// Size of the model's vocabulary. Default no limit.
     pub vocab_size: usize,
     /// Maximum number of inputs of the model. Default no limit.
@@ -109,6 +111,7 @@ impl Default for DataConfig<'_> {
             packing: None,
             too_long: TooLong::default(),
             is_padded: false,
+            labels: None,
             vocab_size: usize::MAX,
             max_len: usize::MAX,
         }
@@ -169,7 +172,8 @@ impl Data {
             };
         }
         let DataConfig { packing, too_long, is_padded, .. } = *config;
-        Rows::packed(opened, &RowsConfig { len: length, packing, too_long, is_padded })
+        let labels = config.labels.cloned();
+        Rows::packed(opened, &RowsConfig { len: length, packing, too_long, is_padded, labels })
     }
 }
 
@@ -231,8 +235,11 @@ fn text(path: &Path, config: &DataConfig<'_>) -> Result<TokenFile> {
     };
     tokenizer.check_size(config.vocab_size)?;
     let template = ChatTemplate::of(config.template, config.folder)?;
-    let encoder = TextEncoder::new(tokenizer, template)?;
-    let mut source = TextSource::open(path, config.field)?;
+    let (mut encoder, mut source) =
+        (TextEncoder::new(tokenizer, template)?, TextSource::open(path, config.field)?);
+    if let Some(labels) = config.labels {
+        (encoder, source) = (encoder.with_labels(labels), source.with_labels()?);
+    }
     let mut writer = TokenWriter::unnamed(path, tokenizer.len(), tokenizer.end_of_text())?;
     encoder.write(&mut source, &mut writer, |_| {})?;
     writer.finish()

@@ -2,10 +2,10 @@
 
 use rayon::prelude::*;
 
-use crate::{Result, Tokenizer};
+use crate::{LabelsConfig, Result, Tokenizer};
 
 use super::chat::{Chat, ChatTemplate, Rendered};
-use super::{Piece, TextSource, TokenWriter};
+use super::{Piece, TextSource, TokenWriter, label};
 
 /// Approximate bytes of text in memory at a time, per thread.
 const BATCH: usize = 1 << 20;
@@ -17,10 +17,12 @@ const BATCH: usize = 1 << 20;
 /// - Of a conversation, only the assistant's answers count, each with the token that ends it.
 /// - Of a prompt with its completion, the completion counts: from the first token on that the prompt alone does not have.
 ///   Strings are one text, as above; of lists of messages, the template writes the prompt as [`ChatTemplate::prompt`] does.
+/// - A document with a label has the tokens that transformers' tokenizers give for it: no end-of-text token is added.
 #[derive(Debug)]
 pub struct TextEncoder<'a> {
     tokenizer: &'a Tokenizer,
     template: Option<ChatTemplate>,
+    labels: Option<&'a LabelsConfig>,
     before: Vec<u32>,
     after: Vec<u32>,
 }
@@ -30,6 +32,8 @@ struct Encoded {
     tokens: Vec<u32>,
     counted: Option<Vec<bool>>,
     ends: bool,
+    /// What its label is; empty if it has none.
+    labels: Vec<f32>,
 }
 
 impl<'a> TextEncoder<'a> {
@@ -51,7 +55,22 @@ impl<'a> TextEncoder<'a> {
         if let Some(end) = tokenizer.end_of_text().filter(|end| after.last() != Some(end)) {
             after.push(end);
         }
-        Ok(Self { tokenizer, template, before, after })
+        Ok(Self { tokenizer, template, labels: None, before, after })
+    }
+
+    /// Encodes documents with labels, of a source that is read [for them](TextSource::with_labels).
+    #[must_use]
+    pub fn with_labels(self, labels: &'a LabelsConfig) -> Self {
+        Self { labels: Some(labels), ..self }
+    }
+
+    fn template(&self) -> Result<&ChatTemplate> {
+        self.template.as_ref().ok_or_else(|| crate::Error::Invalid {
+            what: "a conversation",
+            field: "the chat template",
+            got: "missing".into(),
+            help: "the model's folder needs chat_template.jinja, or `chat_template` in tokenizer_config.json; or give --chat-template",
+        })
     }
 
     /// Returns the tokens of a conversation, and which of them count for the loss; several rows of them where
@@ -60,22 +79,29 @@ impl<'a> TextEncoder<'a> {
     /// # Errors
     /// No template; errors of the template; characters without a token.
     pub fn chat(&self, chat: &Chat) -> Result<Vec<(Vec<u32>, Vec<bool>)>> {
-        let Some(template) = &self.template else {
-            return Err(crate::Error::Invalid {
-                what: "a conversation",
-                field: "the chat template",
-                got: "missing".into(),
-                help: "the model's folder needs chat_template.jinja, or `chat_template` in tokenizer_config.json; or give --chat-template",
-            });
-        };
+        let template = self.template()?;
         if let Some((prompt, text)) = template.completion(chat)? {
-            let tokens = |text: &str| -> Result<Vec<u32>> {
-                Ok(self.tokenizer.encode_with_offsets(text)?.into_iter().map(|(token, _)| token).collect())
-            };
-            return Ok(vec![completing(&tokens(&prompt)?, tokens(&text)?)]);
+            return Ok(vec![completing(&self.of_rendered(&prompt)?, self.of_rendered(&text)?)]);
         }
         let marked = template.marks_answers_of(chat);
         template.render(chat)?.into_iter().map(|row| self.rendered(row, marked)).collect()
+    }
+
+    /// Returns the tokens of a text that a template has written, special ones included.
+    fn of_rendered(&self, text: &str) -> Result<Vec<u32>> {
+        Ok(self.tokenizer.encode_with_offsets(text)?.into_iter().map(|(token, _)| token).collect())
+    }
+
+    /// Returns the tokens of a document with a label.
+    fn labelled(&self, document: &Piece) -> Result<Vec<u32>> {
+        match document {
+            Piece::Text { text, .. } => self.tokenizer.encode_whole(text),
+            Piece::Completion { prompt, completion } => {
+                self.tokenizer.encode_whole(&[&prompt[..], completion].concat())
+            }
+            Piece::Chat(chat) => self.of_rendered(&self.template()?.whole(chat)?),
+            Piece::Labelled { document, .. } => self.labelled(document),
+        }
     }
 
     fn rendered(
@@ -136,10 +162,13 @@ impl<'a> TextEncoder<'a> {
                 .par_iter()
                 .map(|(piece, place)| self.piece(piece).map_err(|error| place.refuse(error)))
                 .collect::<Result<_>>()?;
-            for Encoded { tokens, counted, ends } in encoded.into_iter().flatten() {
+            for Encoded { tokens, counted, ends, labels } in encoded.into_iter().flatten() {
                 match counted {
                     Some(counted) => writer.push_counted(&tokens, |place| counted[place])?,
                     None => writer.push(&tokens)?,
+                }
+                if !labels.is_empty() {
+                    writer.label_document(&labels)?;
                 }
                 if ends {
                     writer.end_document()?;
@@ -161,7 +190,7 @@ impl<'a> TextEncoder<'a> {
                 if *ends {
                     tokens.extend(&self.after);
                 }
-                Ok(vec![Encoded { tokens, counted: None, ends: *ends }])
+                Ok(vec![Encoded { tokens, counted: None, ends: *ends, labels: Vec::new() }])
             }
             Piece::Completion { prompt, completion } => {
                 let tokens = |text: &str| -> Result<Vec<u32>> {
@@ -172,13 +201,32 @@ impl<'a> TextEncoder<'a> {
                 let after = if all.ends_with(&self.after) { &[][..] } else { &self.after };
                 all.extend(after);
                 let (tokens, counted) = completing(&tokens(prompt)?, all);
-                Ok(vec![Encoded { tokens, counted: Some(counted), ends: true }])
+                Ok(vec![Encoded { tokens, counted: Some(counted), ends: true, labels: Vec::new() }])
             }
             Piece::Chat(chat) => {
                 let rows = self.chat(chat)?.into_iter();
-                Ok(rows
-                    .map(|(tokens, counted)| Encoded { tokens, counted: Some(counted), ends: true })
-                    .collect())
+                let encoded = |(tokens, counted)| Encoded {
+                    tokens,
+                    counted: Some(counted),
+                    ends: true,
+                    labels: Vec::new(),
+                };
+                Ok(rows.map(encoded).collect())
+            }
+            Piece::Labelled { document, label } => {
+                let refuse = |got: String, help| {
+                    let (what, field) = ("a document with a label", "the tokens");
+                    Err(crate::Error::Invalid { what, field, got, help })
+                };
+                let Some(known) = self.labels else {
+                    return refuse("a label".into(), "only a model with a head for labels reads them");
+                };
+                let tokens = self.labelled(document)?;
+                if tokens.is_empty() {
+                    return refuse("none".into(), "give a text that has some, or leave the document out");
+                }
+                let labels = label::parse(label, known).map_err(crate::Error::Label)?;
+                Ok(vec![Encoded { tokens, counted: None, ends: true, labels }])
             }
         }
     }

@@ -39,7 +39,16 @@ pub struct TokenFile {
 #[derive(Debug, Clone)]
 pub(super) enum Layout {
     /// Concatenated documents.
-    Stream { width: u64, tokens: u64, begin: u64, documents: (u64, u64), counted: Option<u64>, end: u64 },
+    Stream {
+        width: u64,
+        tokens: u64,
+        begin: u64,
+        documents: (u64, u64),
+        counted: Option<u64>,
+        /// And how many numbers each document has.
+        labels: Option<(u64, u64)>,
+        end: u64,
+    },
     /// Rows of i64.
     Table { rows: u64, length: u64, begin: u64 },
 }
@@ -103,6 +112,36 @@ impl TokenFile {
         !matches!(self.layout, Layout::Stream { counted: Some(_), .. })
     }
 
+    /// Returns how many numbers the labels of a document have; `None` if documents have none.
+    pub fn label_width(&self) -> Option<usize> {
+        match self.layout {
+            Layout::Stream { labels: Some((_, width)), .. } => Some(width as usize),
+            _ => None,
+        }
+    }
+
+    /// Reads the labels of the document that a token is in; none if documents have none.
+    pub(super) fn labels_at(&self, token: u64) -> Result<Vec<f32>> {
+        let Layout::Stream { labels: Some((begin, width)), .. } = self.layout else { return Ok(Vec::new()) };
+        let document = self.next_document(token)?.saturating_sub(1);
+        let bytes = self.bytes(begin + 4 * width * document..begin + 4 * width * (document + 1))?;
+        let (numbers, _) = bytes.as_chunks();
+        Ok(numbers.iter().copied().map(f32::from_le_bytes).collect())
+    }
+
+    /// Returns the first document that begins after a token.
+    fn next_document(&self, token: u64) -> Result<u64> {
+        let (mut low, mut high) = (0, self.documents());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match self.bounds(middle..middle + 1)?[0] <= token {
+                true => low = middle + 1,
+                false => high = middle,
+            }
+        }
+        Ok(low)
+    }
+
     /// Returns the byte range of the tensors.
     pub(super) fn content(&self) -> Range<u64> {
         match self.layout {
@@ -164,15 +203,7 @@ impl TokenFile {
 
     /// Returns where documents begin within a range of tokens, after its first token and up to its end, included.
     pub(super) fn begins_within(&self, range: Range<u64>) -> Result<Vec<u64>> {
-        // The first document that begins after the range's first token.
-        let (mut low, mut high) = (0, self.documents());
-        while low < high {
-            let middle = low + (high - low) / 2;
-            match self.bounds(middle..middle + 1)?[0] <= range.start {
-                true => low = middle + 1,
-                false => high = middle,
-            }
-        }
+        let mut low = self.next_document(range.start)?;
         let mut begins = Vec::new();
         while low < self.documents() {
             let next = (low + 64).min(self.documents());

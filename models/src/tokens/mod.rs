@@ -29,6 +29,7 @@ mod delimited;
 mod encode;
 mod file;
 mod input;
+mod label;
 mod mixture;
 mod open;
 mod packing;

@@ -132,6 +132,12 @@ fn stream(
         return Err(format!("`documents` has {ends} numbers: it holds no document"));
     }
     let room = tokens.shape[0] as u64;
+    let labels = match vector("labels", Dtype::F32)? {
+        Some((_, len)) if len == 0 || len % (ends - 1) != 0 => {
+            return Err(format!("`labels` has {len} numbers for {} documents", ends - 1));
+        }
+        found => found.map(|(begin, len)| (begin, len / (ends - 1))),
+    };
     let counted = vector("counted", Dtype::U8)?;
     if let Some((_, len)) = counted.filter(|(_, len)| *len > bits::bytes(room)) {
         return Err(format!("`counted` has {len} bytes for {room} tokens"));
@@ -143,6 +149,7 @@ fn stream(
         begin: data + tokens.data_offsets.0 as u64,
         documents: (documents, ends - 1),
         counted: counted.map(|(begin, _)| begin),
+        labels,
         end: bytes,
     })
 }

@@ -1,5 +1,7 @@
 //! Pieces of a text source.
 
+use minijinja::Value;
+
 use super::chat::Chat;
 
 /// Piece of a [`TextSource`](super::TextSource).
@@ -27,6 +29,13 @@ pub enum Piece {
         /// Never empty.
         completion: String,
     },
+    /// A whole text or conversation with its label, of a source that is read [for labels](super::TextSource::with_labels).
+    Labelled {
+        /// What has the label.
+        document: Box<Piece>,
+        /// The label, as the record has it.
+        label: Value,
+    },
 }
 
 impl Piece {
@@ -36,6 +45,7 @@ impl Piece {
             Self::Text { text, .. } => text.len(),
             Self::Chat(chat) => chat.bytes(),
             Self::Completion { prompt, completion } => prompt.len() + completion.len(),
+            Self::Labelled { document, .. } => document.bytes(),
         }
     }
 }

@@ -24,6 +24,16 @@ pub(super) fn piece(
     field: Option<&str>,
     null_is_empty: bool,
 ) -> Result<Option<Piece>, String> {
+    document(record, field, null_is_empty, Chat::new)
+}
+
+/// As [`piece`]; `chat` makes a conversation of messages and tools.
+fn document(
+    record: &Value,
+    field: Option<&str>,
+    null_is_empty: bool,
+    chat: impl FnOnce(Value, Option<Value>) -> Result<Chat, String>,
+) -> Result<Option<Piece>, String> {
     let names = field.map_or(NAMES.to_vec(), |field| vec![field]);
     let get = |name: &str| record.get_item(&Value::from(name)).ok().filter(|value| !value.is_undefined());
     let found: Vec<(&str, Value)> = names.iter().filter_map(|name| Some((*name, get(name)?))).collect();
@@ -72,9 +82,41 @@ pub(super) fn piece(
         None if value.is_none() && null_is_empty => return Ok(None),
         None => value,
     };
-    Chat::new(value, tools()?.flatten())
+    chat(value, tools()?.flatten())
         .map(|chat| Some(Piece::Chat(chat)))
         .map_err(|problem| refuse(name, problem))
+}
+
+/// Returns the document of a record with its label: a text, a conversation, a prompt, or a prompt with its completion.
+///
+/// # Errors
+/// A record without a label, or whose document is missing, empty or ambiguous.
+pub(super) fn labelled(record: &Value, field: Option<&str>) -> Result<Piece, String> {
+    let label = label(record)?;
+    let is_filled = |name: &str| record.get_item(&Value::from(name)).is_ok_and(|value| value.is_true());
+    let is_prompt = is_filled(PROMPT) && !NAMES.into_iter().any(is_filled);
+    let field = field.or(is_prompt.then_some(PROMPT));
+    match document(record, field, true, Chat::any)? {
+        Some(document) => Ok(Piece::Labelled { document: Box::new(document), label }),
+        None => Err("it has a label, and no text".into()),
+    }
+}
+
+/// Fields of a record that may hold its label.
+const LABELS: [&str; 2] = ["label", "labels"];
+
+/// Returns the label of a record.
+///
+/// # Errors
+/// A record without one, or with two.
+pub(super) fn label(record: &Value) -> Result<Value, String> {
+    let get = |name: &&str| record.get_item(&Value::from(*name)).ok();
+    let mut found = LABELS.iter().filter_map(get).filter(|value| !value.is_undefined() && !value.is_none());
+    match (found.next(), found.next()) {
+        (Some(label), None) => Ok(label),
+        (Some(_), Some(_)) => Err(format!("both {} are filled; give one of them", listed(&LABELS))),
+        (None, _) => Err(format!("there is no {}; give each document one", listed(&LABELS))),
+    }
 }
 
 /// Returns names in quotes, with "or" before the last one.

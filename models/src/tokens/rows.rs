@@ -5,7 +5,7 @@ use std::fmt;
 use sampler::{BoxError, Dataset};
 
 use crate::digest::Hash;
-use crate::{Error, Result};
+use crate::{Error, LabelsConfig, Problem, Result};
 
 use super::bits;
 use super::file::{Layout, TokenFile};
@@ -19,7 +19,7 @@ const MOST_ROWS: u128 = u32::MAX as u128;
 pub const IGNORE_INDEX: i64 = -100;
 
 /// Training sample.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     /// Input tokens.
     pub tokens: Vec<u32>,
@@ -29,6 +29,16 @@ pub struct Row {
     /// behind the last one are unused, and their targets do not count. Empty if the row is one stream of text, in which
     /// each token sees all before it.
     pub documents: Vec<u32>,
+    /// For a head for labels: the input of each document whose score counts, and what its label is: the index of the label; for
+    /// each of several whether it applies; or numbers.
+    pub scored: Vec<(u32, Vec<f32>)>,
+}
+
+impl Row {
+    /// Whether any of its targets or documents counts.
+    pub fn counts(&self) -> bool {
+        !self.scored.is_empty() || self.targets.iter().any(|target| *target != IGNORE_INDEX)
+    }
 }
 
 /// The rows of an epoch, of one or several token files. All have the same number of inputs and of targets.
@@ -49,6 +59,7 @@ pub struct Rows {
     files: Vec<Source>,
     mixture: Mixture,
     len: usize,
+    labels: Option<LabelsConfig>,
 }
 
 /// How files become rows.
@@ -79,12 +90,15 @@ pub struct RowsConfig {
     pub too_long: TooLong,
     /// Whether a last row that is not full is kept: see [`Rows::padded`]. Default false.
     pub is_padded: bool,
+    /// Labels that documents are scored for: files then have labels, their documents are whole, and no token is a target. Default:
+    /// none.
+    pub labels: Option<LabelsConfig>,
 }
 
 impl RowsConfig {
     /// Returns the defaults for rows of `len` inputs.
     pub fn new(len: usize) -> Self {
-        Self { len, packing: None, too_long: TooLong::default(), is_padded: false }
+        Self { len, packing: None, too_long: TooLong::default(), is_padded: false, labels: None }
     }
 }
 
@@ -164,7 +178,9 @@ impl Rows {
             .collect::<Result<Vec<_>>>()?;
         let total: u128 = files.iter().map(|source| u128::from(source.taken)).sum();
         match Mixture::new(files.iter().map(|source| source.taken).collect()) {
-            Some(mixture) if total <= MOST_ROWS => Ok(Self { files, mixture, len }),
+            Some(mixture) if total <= MOST_ROWS => {
+                Ok(Self { files, mixture, len, labels: config.labels.clone() })
+            }
             _ => {
                 let help = "give smaller weights, or longer rows: an epoch may have 4294967295";
                 refuse("the rows of an epoch", total.to_string(), help)
@@ -181,6 +197,11 @@ impl Rows {
     /// Returns the number of inputs of a row.
     pub fn row_len(&self) -> usize {
         self.len
+    }
+
+    /// Returns the labels that documents are scored for, if they are.
+    pub fn labels(&self) -> Option<&LabelsConfig> {
+        self.labels.as_ref()
     }
 
     /// Returns the files, each with the number of its rows in an epoch.
@@ -205,7 +226,7 @@ impl Rows {
         }
         let (file, element) = self.mixture.at(index as u64);
         let source = &self.files[file];
-        source.read(source.row(element), self.len)
+        source.read(source.row(element), self.len, self.labels.as_ref())
     }
 
     /// Returns what became of the documents that are packed whole; `None` if none are.
@@ -297,6 +318,38 @@ impl TokenFile {
     }
 }
 
+/// Checks that a file's documents have the labels that are asked for, and are packed so that each has one.
+fn check_labels(file: &TokenFile, config: &RowsConfig) -> Result<()> {
+    let Some(labels) = &config.labels else { return Ok(()) };
+    let width = if labels.problem == Problem::SingleLabel { 1 } else { labels.names.len() };
+    match file.label_width() {
+        None => {
+            return Err(
+                file.refuse("its documents have no labels: give JSON lines with `text` and `label`".into())
+            );
+        }
+        Some(found) if found != width => {
+            return Err(file.refuse(format!(
+                "its documents have {found} numbers as labels, and the model needs {width}"
+            )));
+        }
+        Some(_) => {}
+    }
+    let refuse =
+        |field, got: String, help| Err(Error::Invalid { what: "documents with labels", field, got, help });
+    match (config.packing, config.too_long) {
+        (Some(packing @ (Packing::Stream | Packing::Documents)), _) => {
+            refuse("the packing", packing.to_string(), "they are whole: leave it out, or give whole")
+        }
+        (_, TooLong::Cut) => refuse(
+            "those longer than a row",
+            "cut".into(),
+            "pieces would have no label: give truncate, drop or error",
+        ),
+        _ => Ok(()),
+    }
+}
+
 impl Source {
     fn new(file: TokenFile, weight: f64, config: &RowsConfig) -> Result<Self> {
         let RowsConfig { len, is_padded, .. } = *config;
@@ -307,7 +360,9 @@ impl Source {
             );
             return Err(file.refuse(problem));
         }
-        let default = if file.counts_all() { Packing::Stream } else { Packing::Whole };
+        check_labels(&file, config)?;
+        let is_whole = config.labels.is_some() || !file.counts_all();
+        let default = if is_whole { Packing::Whole } else { Packing::Stream };
         let packed = match (config.packing.unwrap_or(default), file.row_length()) {
             (Packing::Stream, _) | (_, Some(_)) => Packed::Stream,
             (Packing::Documents, None) => Packed::Documents,
@@ -342,15 +397,27 @@ impl Source {
     }
 
     /// Reads a row of the file, of `len` inputs; what the file does not have of it is padding.
-    fn read(&self, index: u64, len: usize) -> Result<Row> {
-        let mut row =
-            Row { tokens: Vec::with_capacity(len), targets: Vec::with_capacity(len), documents: Vec::new() };
+    fn read(&self, index: u64, len: usize, labels: Option<&LabelsConfig>) -> Result<Row> {
+        let mut row = Row {
+            tokens: Vec::with_capacity(len),
+            targets: Vec::with_capacity(len),
+            documents: Vec::new(),
+            scored: Vec::new(),
+        };
         let file = &self.file;
         for part in self.parts(index, len as u64)? {
             if !matches!(self.packed, Packed::Stream) {
                 row.documents.push((part.tokens.end - part.tokens.start) as u32);
             }
+            let (first, of_document) = (row.tokens.len(), part.tokens.start);
             file.add_to(&mut row, part)?;
+            if let Some(labels) = labels {
+                let place = first + labels.scored_place(&row.tokens[first..]);
+                row.scored.push((place as u32, file.labels_at(of_document)?));
+            }
+        }
+        if labels.is_some() {
+            row.targets.fill(IGNORE_INDEX);
         }
         row.tokens.resize(len, 0);
         row.targets.resize(len, IGNORE_INDEX);

@@ -46,6 +46,8 @@ pub struct TextSource {
     bytes: u64,
     done: u64,
     kind: Kind,
+    /// Whether each document has a label.
+    has_labels: bool,
 }
 
 #[derive(Debug)]
@@ -103,7 +105,8 @@ impl TextSource {
         let is_json = begin.trim_ascii_start().starts_with(b"{");
         // Some editors begin UTF-8 files with it.
         let mark = if begin.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
-        let source = |input, done, kind| Self { path: path.into(), input, bytes, done, kind };
+        let source =
+            |input, done, kind| Self { path: path.into(), input, bytes, done, kind, has_labels: false };
         if is_table(path) {
             return Ok(source(None, 0, Self::parquet(path, input.read.is_some(), field)?));
         }
@@ -119,6 +122,19 @@ impl TextSource {
         };
         input.bytes.consume(mark);
         Ok(source(Some(input), mark as u64, kind))
+    }
+
+    /// Reads documents with labels: each record also has a field `label` or `labels`, and its document may be a `prompt` alone.
+    ///
+    /// # Errors
+    /// A file of one text.
+    pub fn with_labels(self) -> Result<Self> {
+        match self.is_one_document() {
+            true => Err(self.refuse(
+                "it is one text, without labels: give JSON lines with `text` and `label`, or a table",
+            )),
+            false => Ok(Self { has_labels: true, ..self }),
+        }
     }
 
     #[cfg(feature = "parquet")]
@@ -289,6 +305,10 @@ impl TextSource {
             #[cfg(feature = "parquet")]
             Kind::Table { field, .. } => (field, true),
         };
+        if self.has_labels {
+            let labelled = record::labelled(record, field.as_deref());
+            return labelled.map(Some).map_err(|problem| self.refuse(problem));
+        }
         record::piece(record, field.as_deref(), is_table).map_err(|problem| self.refuse(problem))
     }
 }

@@ -28,11 +28,13 @@ const HEADER: usize = 1024;
 /// - `documents`: U64, the index of each document's first token, and last the number of tokens.
 /// - `counted`, only if some tokens do not count: U8, one bit for each token, whether it counts for the loss as a
 ///   target. That of token t is bit t % 8 of byte t / 8.
+/// - `labels`, only if documents have labels: F32, as many numbers for each document: the index of its label, whether each of
+///   several applies, or what is to be predicted.
 /// - Metadata: `format` "girandole-tokens-1", `vocab_size`, `end_of_text` (if there is one), `sha256` of the tensors'
 ///   bytes.
 ///
 /// # Cost
-/// `documents` and `counted` are kept in unnamed temporary files until the end.
+/// `documents`, `labels` and `counted` are kept in unnamed temporary files until the end.
 #[derive(Debug)]
 pub struct TokenWriter {
     path: PathBuf,
@@ -40,6 +42,9 @@ pub struct TokenWriter {
     is_unnamed: bool,
     file: BufWriter<Output>,
     documents: BufWriter<File>,
+    labels: BufWriter<File>,
+    /// Number of documents that have labels, and of numbers of each.
+    labelled: (u64, usize),
     counted: BufWriter<File>,
     bits: Bits,
     all_count: bool,
@@ -135,6 +140,8 @@ impl TokenWriter {
             is_unnamed: false,
             file,
             documents,
+            labels: spool()?,
+            labelled: (0, 0),
             counted: spool()?,
             bits: Bits::default(),
             all_count: true,
@@ -190,6 +197,26 @@ impl TokenWriter {
         written.map_err(|error| refuse(self.is_unnamed, &self.path, error))
     }
 
+    /// Gives the document labels, once, before it ends: as many numbers as the other documents have, all of which have some.
+    ///
+    /// # Errors
+    /// Another number of them, or a document before without; failures to write.
+    pub fn label_document(&mut self, labels: &[f32]) -> Result<()> {
+        let (documents, width) = self.labelled;
+        if documents != self.ended || labels.is_empty() || (documents > 0 && width != labels.len()) {
+            let got = format!(
+                "{} numbers after {documents} documents with {width} of {}",
+                labels.len(),
+                self.ended
+            );
+            let help = "give each document as many, once";
+            return Err(Error::Invalid { what: "a token file", field: "the labels", got, help });
+        }
+        self.labelled = (documents + 1, labels.len());
+        let bytes: Vec<u8> = labels.iter().flat_map(|label| label.to_le_bytes()).collect();
+        self.labels.write_all(&bytes).map_err(|error| refuse(self.is_unnamed, &self.path, error))
+    }
+
     /// Ends the document. A document without tokens is ignored.
     ///
     /// # Errors
@@ -215,6 +242,11 @@ impl TokenWriter {
             let help = "give one with a character at least";
             return Err(Error::Invalid { what, field, got: "empty".into(), help });
         }
+        if self.labelled.0 > 0 && self.labelled.0 != self.ended {
+            let got = format!("those of {} documents of {}", self.labelled.0, self.ended);
+            let help = "give each document some";
+            return Err(Error::Invalid { what: "a token file", field: "the labels", got, help });
+        }
         let (path, unnamed) = (self.path.clone(), self.is_unnamed);
         match self.close().map_err(|error| refuse(unnamed, &path, error))? {
             Some(unnamed) => open::open_unnamed(&path, unnamed),
@@ -231,7 +263,12 @@ impl TokenWriter {
         let padding = vec![0; (padded - self.tokens * width) as usize];
         self.hash.add(&padding);
         self.file.write_all(&padding)?;
-        let spools = [Some(self.documents), Some(self.counted).filter(|_| !self.all_count)];
+        let labels = self.labelled.0 * self.labelled.1 as u64;
+        let spools = [
+            Some(self.documents),
+            Some(self.labels).filter(|_| labels > 0),
+            Some(self.counted).filter(|_| !self.all_count),
+        ];
         for spool in spools.into_iter().flatten() {
             append(spool, &mut self.file, &mut self.hash)?;
         }
@@ -241,6 +278,9 @@ impl TokenWriter {
         about.extend(self.end_of_text.map(|token| ("end_of_text", token.to_string())));
         let (dtype, len) = (if width == 4 { Dtype::U32 } else { Dtype::U16 }, padded / width);
         let mut tensors = vec![("tokens", dtype, len), ("documents", Dtype::U64, self.ended + 1)];
+        if labels > 0 {
+            tensors.push(("labels", Dtype::F32, labels));
+        }
         if !self.all_count {
             tensors.push(("counted", Dtype::U8, bits::bytes(self.tokens)));
         }

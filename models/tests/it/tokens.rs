@@ -177,7 +177,7 @@ fn files_of_rows_are_rows() {
     let rows = Rows::new(vec![(file.clone(), 1.0)], 3).unwrap();
     assert_eq!(
         rows.get(1).unwrap(),
-        Row { tokens: vec![50, 6, 7], targets: vec![6, 7, 8], documents: vec![] }
+        Row { tokens: vec![50, 6, 7], targets: vec![6, 7, 8], documents: vec![], scored: vec![] }
     );
     assert_eq!(rows.len(), 2);
     let line = Rows::new(vec![(file, 1.0)], 4).unwrap_err().to_string();

@@ -6,6 +6,7 @@
 
 mod activation;
 mod attention;
+mod binary_cross_entropy;
 mod cast;
 mod columns;
 mod conv2d;
@@ -30,6 +31,7 @@ mod softmax;
 use candle_core::{DType, Tensor};
 
 pub use attention::{AttentionConfig, AttentionMask, attention, attention_with_key_mask};
+pub use binary_cross_entropy::binary_cross_entropy;
 pub use columns::columns;
 pub use conv2d::conv2d;
 pub use cross_entropy::cross_entropy;

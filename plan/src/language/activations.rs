@@ -169,7 +169,7 @@ impl<'a> PerToken<'a> {
             let wide = if element == working { 0 } else { hidden * working };
             return norm + wide + hidden * working + CLASS_BYTES;
         }
-        let own = self.config.vocab_size.div_ceil(self.tp);
+        let own = self.config.outputs().div_ceil(self.tp);
         let wide = if element == working { 0 } else { own * working };
         norm + own * element + wide + own * working + working + CLASS_BYTES
     }

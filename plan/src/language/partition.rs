@@ -58,7 +58,7 @@ impl<'a> PartitionedModel<'a> {
             kept: PerToken::new(subject, training.numbers(), (layout.tp, layout.ep)),
             tokens: training.tokens(layout) as f64,
             vocabulary: (subject.config.vocab_size.div_ceil(layout.tp) * subject.config.hidden_size) as f64,
-            classes: subject.config.vocab_size as f64,
+            classes: subject.config.outputs() as f64,
             is_tied: subject.config.tied,
         })
     }

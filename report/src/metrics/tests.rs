@@ -12,7 +12,7 @@ fn lines_are_those_of_the_contract() {
     for loss in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         metrics.step(None, 0, 0, loss).unwrap();
     }
-    let evaluation = Evaluation { step: 7, loss: 1.5, sample: None };
+    let evaluation = Evaluation { step: 7, loss: 1.5, sample: None, ..Evaluation::default() };
     metrics.evaluation(None, &evaluation).unwrap();
     metrics.evaluation(None, &Evaluation { sample: Some("a \"b\"\n".into()), ..evaluation }).unwrap();
     let memory = [5, 6];
@@ -94,7 +94,12 @@ fn evaluations_stay_that_come_before_the_step_that_is_next() {
     let mut metrics = MetricsWriter::create(&path).unwrap();
     for step in 0..4 {
         metrics.step(None, 0, step, 1.0).unwrap();
-        metrics.evaluation(None, &Evaluation { step: step + 1, loss: 2.0, sample: None }).unwrap();
+        metrics
+            .evaluation(
+                None,
+                &Evaluation { step: step + 1, loss: 2.0, sample: None, ..Evaluation::default() },
+            )
+            .unwrap();
     }
     metrics.cut(None, 0, 2).unwrap();
     let text = std::fs::read_to_string(&path).unwrap();

@@ -37,6 +37,12 @@ impl Page<'_> {
         evaluations.any(|evaluation| evaluation.sample.is_some())
     }
 
+    /// Whether an evaluation measured more than the loss.
+    fn has_measures(&self) -> bool {
+        let mut evaluations = self.report.runs.iter().flat_map(|run| &run.evaluations);
+        evaluations.any(|evaluation| !evaluation.measures.is_empty())
+    }
+
     fn is_stopped(&self) -> bool {
         self.report.state == RunState::Stopped
     }

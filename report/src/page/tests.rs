@@ -64,8 +64,12 @@ fn assert_well_formed(html: &str) {
 
 #[test]
 fn evaluations_are_drawn_and_samples_shown() {
-    let evaluation =
-        |step, loss: f64, sample: &str| Evaluation { step, loss, sample: Some(sample.to_string()) };
+    let evaluation = |step, loss: f64, sample: &str| Evaluation {
+        step,
+        loss,
+        sample: Some(sample.to_string()),
+        ..Evaluation::default()
+    };
     let evaluations = vec![evaluation(100, 2.5, "the <cat>\n sat"), evaluation(200, f64::NAN, "")];
     let run = RunSeries {
         name: "dp=2".into(),
@@ -82,7 +86,7 @@ fn evaluations_are_drawn_and_samples_shown() {
         assert!(html.contains(part), "{part}");
     }
     assert!(html.contains(&hex(COLOURS[1].0)));
-    let bare = vec![Evaluation { step: 100, loss: 2.5, sample: None }];
+    let bare = vec![Evaluation { step: 100, loss: 2.5, sample: None, ..Evaluation::default() }];
     let bare = Report { runs: vec![RunSeries { evaluations: bare, ..run.clone() }], ..Report::default() };
     let html = bare.render().unwrap();
     assert!(html.contains("Evaluations") && !html.contains("perplexity") && !html.contains("sample of text"));

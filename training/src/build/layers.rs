@@ -187,6 +187,15 @@ pub trait Layers: Send + Sync {
         Ok(part.clone())
     }
 
+    /// All positions of a sequence of which this rank has its own between divided layers, for a computation that is the same on
+    /// every rank, with [replicated](super::Part::replicated) parameters.
+    ///
+    /// # Errors
+    /// Failures of communication.
+    fn gather(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(x.clone())
+    }
+
     /// Makes a linear layer of the builder's `weight` (outputs, inputs) and, if configured, `bias`.
     ///
     /// # Errors

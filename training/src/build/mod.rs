@@ -192,6 +192,12 @@ impl Part {
         if self.layers.freezes() { frozen(&self.vb) } else { self.layers.between(&self.vb) }
     }
 
+    /// The builder of parameters that every rank has whole and applies to all positions of the sequence
+    /// ([`Layers::gather`]), so that each has all of the gradient: small heads.
+    pub fn replicated(&self) -> VarBuilder<'static> {
+        if self.layers.freezes() { frozen(&self.vb) } else { self.vb.clone() }
+    }
+
     /// The builder of parameters that every rank has whole and applies to its own heads only, so that each has a part
     /// of the gradient: norms of queries and keys.
     pub fn of_heads(&self) -> VarBuilder<'static> {

@@ -49,6 +49,34 @@ pub trait Model: Units {
         self.last_unit_loss(&x, targets)
     }
 
+    /// The mean loss of a batch as [`loss`](Self::loss), and sums over its targets that an evaluation adds up, as many for each
+    /// batch, such as the number of right answers. It runs the units of [`loss`](Self::loss), and by default
+    /// [`evaluate_last_unit`](Self::evaluate_last_unit) after all but the last.
+    ///
+    /// # Errors
+    /// Errors of a unit; targets that do not fit.
+    fn evaluate(&self, input: &Tensor, targets: &Tensor) -> Result<(Tensor, Vec<f64>)>
+    where
+        Self: Sized,
+    {
+        let mut units = self.units();
+        units.pop();
+        let x = units.into_iter().try_fold(input.clone(), |x, unit| unit.forward(&x))?;
+        self.evaluate_last_unit(&x, targets)
+    }
+
+    /// The loss of [`last_unit_loss`](Self::last_unit_loss), with the sums of [`evaluate`](Self::evaluate); in a pipeline, the last
+    /// stage calls it. By default there are no sums.
+    ///
+    /// # Errors
+    /// Errors of the unit; targets that do not fit.
+    fn evaluate_last_unit(&self, x: &Tensor, targets: &Tensor) -> Result<(Tensor, Vec<f64>)>
+    where
+        Self: Sized,
+    {
+        Ok((self.last_unit_loss(x, targets)?, Vec::new()))
+    }
+
     /// Output for a batch of which no target counts. It must run the same units in the same order as
     /// [`loss`](Self::loss), since ranks that share parameters gather them together. By default the output of the
     /// last unit.

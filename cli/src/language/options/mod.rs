@@ -142,7 +142,8 @@ pub struct TrainOptions {
     pub(super) packing: Option<Packing>,
     /// Whole documents longer than a row [default: cut]
     ///
-    /// `cut`: into pieces of a row's length, which do not see each other. `drop`: they are left out. `error`: they are refused.
+    /// `cut`: into pieces of a row's length, which do not see each other. `truncate`: their first tokens fill a row; it is the default for documents
+    /// with labels, which are not cut. `drop`: they are left out. `error`: they are refused.
     #[arg(long, value_name = "WHAT", help_heading = "Training")]
     pub(super) too_long: Option<TooLong>,
     /// Field of JSON lines with the text [default: text, or messages]

@@ -63,6 +63,7 @@ impl ChatOptions {
     fn run_in_precision(&self) -> Result<()> {
         let device = self.device.device()?;
         let opened = Arc::new(self.model.open()?);
+        opened.check_writes(&self.model.model)?;
         let template = template_of(&self.model, "--model")?;
         self.model.products().note_products(self.device);
         let build = opened.clone();

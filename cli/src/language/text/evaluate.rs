@@ -1,4 +1,4 @@
-//! `evaluate`: loss and perplexity of a model on a text.
+//! `evaluate`: loss and perplexity of a model on a text, or how well it labels documents.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use comm::{Communicator, TcpConfig};
 use girandole::trainer::{self, Data};
 use girandole::{Batch, Layout, Parallel, ParallelConfig};
 use models::CausalLm;
-use models::tokens::{self, DataConfig, DataFile, IGNORE_INDEX, Piece, TextSource};
+use models::tokens::{self, DataConfig, DataFile, IGNORE_INDEX, Piece, TextSource, TooLong};
+use serde::{Deserialize, Serialize};
 
 use super::layout::{LayoutOptions, alone, config, describe};
 use super::{ModelOptions, OpenedModel};
@@ -32,6 +33,9 @@ result is the same in any layout (--mesh).
 JSON lines, Parquet (in a build with the feature `parquet`) and files of tokens are read as `finetune`
 reads them: documents follow each other, each with its end-of-text token, and of a conversation only
 the answers count.
+
+Of a model that labels documents (`finetune --task`), lines have a `label` beside their text, and accuracy
+and F1 are printed, or Pearson's correlation and the mean squared error.
 
   girandole evaluate --model model --data book.txt")]
 pub struct EvaluateOptions {
@@ -61,6 +65,15 @@ struct Text {
     length: usize,
     /// Rows per batch of each rank (or group of ranks) that has different rows.
     rows_each: usize,
+}
+
+/// What was measured, over how many targets.
+#[derive(Debug, Serialize, Deserialize)]
+struct Found {
+    loss: f64,
+    targets: usize,
+    /// Of a model that labels documents: accuracy and the like.
+    measures: Option<Vec<(String, f64)>>,
 }
 
 /// One text, cut into rows; positions beyond its end do not count.
@@ -102,17 +115,17 @@ impl EvaluateOptions {
         match self.spread.find(NAME, self.model.products())? {
             Start::Launcher { world_size } => {
                 let text = self.text(world_size)?;
-                let found = match world_size {
+                let found: Found = match world_size {
                     1 => self.measure(text, &alone()?)?,
                     _ => start::spawn(NAME, world_size, self.spread.grace())?,
                 };
-                print_result(found)
+                print_result(&found)
             }
             Start::Rank { config, spawned } => {
                 let found = self.in_rank(&config).map_err(|error| Error::in_rank(config.rank, error))?;
                 match found {
                     Some(found) if spawned => start::hand_over(&found),
-                    Some(found) => print_result(found),
+                    Some(found) => print_result(&found),
                     None => Ok(()),
                 }
             }
@@ -120,7 +133,7 @@ impl EvaluateOptions {
     }
 
     /// Evaluates as one of several ranks; returns the result on rank 0.
-    fn in_rank(&self, config: &TcpConfig) -> Result<Option<(f64, usize)>> {
+    fn in_rank(&self, config: &TcpConfig) -> Result<Option<Found>> {
         let text = self.text(config.world_size)?;
         let rank = self.spread.join(config, &text.rows.fingerprint())?;
         let found = self.measure(text, &rank.comm)?;
@@ -152,7 +165,8 @@ impl EvaluateOptions {
         let (path, model) = (self.data.clone(), opened.weights.config());
         let file = DataFile { path, weight: 1.0, tokens: None };
         // A file that cannot be read is refused where it is read as text.
-        if !file.is_plain_text().unwrap_or(true) {
+        if model.labels.is_some() || !file.is_plain_text().unwrap_or(true) {
+            let too_long = if model.labels.is_some() { TooLong::Truncate } else { TooLong::default() };
             let config = DataConfig {
                 tokenizer: Some(&opened.tokenizer),
                 folder: Some(&self.model.model),
@@ -160,6 +174,8 @@ impl EvaluateOptions {
                 field: self.field.as_deref(),
                 length: self.length,
                 is_padded: true,
+                too_long,
+                labels: model.labels.as_ref(),
                 vocab_size: model.vocab_size,
                 max_len: model.max_len,
                 ..DataConfig::default()
@@ -182,8 +198,8 @@ impl EvaluateOptions {
         Ok((Box::new(Document { tokens, length }), length))
     }
 
-    /// Returns the mean loss and the number of predicted tokens, the same on every rank.
-    fn measure(&self, text: Text, comm: &Arc<dyn Communicator>) -> Result<(f64, usize)> {
+    /// Returns what is measured, the same on every rank.
+    fn measure(&self, text: Text, comm: &Arc<dyn Communicator>) -> Result<Found> {
         let device = &self.spread.device()?;
         let Text { opened, layout, rows, length, rows_each } = text;
         let config = ParallelConfig {
@@ -191,16 +207,23 @@ impl EvaluateOptions {
             example: Some(Tensor::zeros((rows_each / layout.pp, length), DType::U32, device)?),
             ..config(self.model.dtype(), device.clone())
         };
-        let parts = opened.weights.parts();
+        let (parts, labels) = (opened.weights.parts(), opened.weights.config().labels.clone());
         let mut model: Parallel<CausalLm> =
             Parallel::new(comm.clone(), &layout, parts, &config, move |builder| opened.build(builder))?;
         let batch_size = rows_each * model.data_ranks().world_size();
         let found = trainer::evaluate(&mut model, &*rows, rows.rows(), batch_size)?;
-        Ok((found.loss, found.targets))
+        let measures = labels.map(|labels| {
+            labels
+                .measures(&found.sums)
+                .into_iter()
+                .map(|(name, measure)| (name.to_string(), measure))
+                .collect()
+        });
+        Ok(Found { loss: found.loss, targets: found.targets, measures })
     }
 }
 
-fn print_result((loss, targets): (f64, usize)) -> Result<()> {
+fn print_result(Found { loss, targets, measures }: &Found) -> Result<()> {
     if !loss.is_finite() {
         let help = "its weights or its training are broken, or --dtype and --precision too narrow for it";
         return Err(models::Error::Invalid {
@@ -211,5 +234,9 @@ fn print_result((loss, targets): (f64, usize)) -> Result<()> {
         }
         .into());
     }
-    say(format_args!("tokens: {targets}, loss: {loss:.4}, perplexity: {:.3}", loss.exp()))
+    let Some(measures) = measures else {
+        return say(format_args!("tokens: {targets}, loss: {loss:.4}, perplexity: {:.3}", loss.exp()));
+    };
+    let measures: String = measures.iter().map(|(name, measure)| format!(", {name}: {measure:.4}")).collect();
+    say(format_args!("documents: {targets}, loss: {loss:.4}{measures}"))
 }

@@ -122,6 +122,7 @@ impl GenerateOptions {
         };
         let chat = self.conversation(&prompt)?;
         let opened = self.model.open()?;
+        opened.check_writes(&self.model.model)?;
         check_divisible(&layout, opened.weights.config())?;
         let (shown, tokens) = match chat {
             Some((template, chat)) => (String::new(), template.prompt(&chat, &opened.tokenizer)?),

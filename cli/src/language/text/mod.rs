@@ -12,7 +12,7 @@ mod tokenize;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::PrecisionOption;
 use candle_core::DType;
 use clap::{Args, ValueEnum};
@@ -96,6 +96,16 @@ impl ModelOptions {
 }
 
 impl OpenedModel {
+    /// Refuses a model that writes no text.
+    fn check_writes(&self, folder: &Path) -> Result<()> {
+        let Some(labels) = &self.weights.config().labels else { return Ok(()) };
+        let help = format!(
+            "its model labels documents ({}), and writes no text: `girandole evaluate` measures it",
+            labels.names.join(", ")
+        );
+        Err(Error::Option { option: "--model", got: folder.display().to_string(), help })
+    }
+
     fn build(&self, builder: &Builder) -> candle_core::Result<CausalLm> {
         match &self.lora {
             Some(lora) => CausalLm::new(self.weights.config(), &lora.adapt(builder.clone())),

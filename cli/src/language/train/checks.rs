@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::options::begin_note;
 use girandole::Layout;
 use models::ModelConfig;
-use models::tokens::{IGNORE_INDEX, Rows};
+use models::tokens::Rows;
 use pipeline::ScheduleKind;
 
 use crate::language::options::TrainOptions;
@@ -134,7 +134,7 @@ pub(super) fn check_batch_size(batch_size: usize, length: usize) -> Result<()> {
 pub(super) fn check_evaluation(rows: &Rows, most: usize) -> Result<()> {
     let used = rows.len().min(most);
     for row in 0..used {
-        if rows.get(row)?.targets.iter().any(|target| *target != IGNORE_INDEX) {
+        if rows.get(row)?.counts() {
             return Ok(());
         }
     }

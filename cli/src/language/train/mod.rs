@@ -24,7 +24,7 @@ use girandole::settings::Setting;
 use girandole::trainer::{self, TrainConfig};
 use girandole::{Layout, Parallel};
 use models::CausalLm;
-use models::tokens::{Data, DataConfig, DataFile, PackingReport, Rows};
+use models::tokens::{Data, DataConfig, DataFile, PackingReport, Rows, TooLong};
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
 
@@ -151,8 +151,9 @@ impl<J: Job> Command for J {
             let help = format!("the model has {longest} positions");
             return Err(Error::Option { option: "--length", got: length.to_string(), help });
         }
+        let model = subject.weights.config();
+        let default = if model.labels.is_some() { TooLong::Truncate } else { TooLong::default() };
         let open = |files: &[DataFile], length, is_padded| {
-            let model = subject.weights.config();
             let config = DataConfig {
                 tokenizer: subject.tokenizer.as_ref(),
                 folder: self.folder(),
@@ -160,8 +161,9 @@ impl<J: Job> Command for J {
                 field: options.field.as_deref(),
                 length,
                 packing: options.packing,
-                too_long: options.too_long.unwrap_or_default(),
+                too_long: options.too_long.unwrap_or(default),
                 is_padded,
+                labels: model.labels.as_ref(),
                 vocab_size: model.vocab_size,
                 max_len: model.max_len,
             };
@@ -188,7 +190,6 @@ impl<J: Job> Command for J {
             None => None,
         };
         evaluation.as_ref().map_or(Ok(()), |rows| check_evaluation(rows, options.evaluate_rows))?;
-        let model = subject.weights.config();
         let sample = Sample::new(&options.sample, subject.tokenizer.as_ref(), &rows, model, options.seed)?;
         Ok(Setup { subject, rows, evaluation, sample })
     }
@@ -265,7 +266,9 @@ impl<J: Job> Command for J {
         let (watch, times) = (rank.stopwatch(), Cell::new(Times::default()));
         let samples = subject.tokenizer.as_ref().zip(sample.as_ref());
         let phase = if is_new { RankPhase::New } else { RankPhase::AtWork };
-        let mut observer = TrainObserver::new(options, log, samples, speed, trainer.step(), &times, phase);
+        let labels = subject.weights.config().labels.as_ref();
+        let mut observer =
+            TrainObserver::new(options, log, samples, speed, trainer.step(), &times, phase).measuring(labels);
         rank.stage = RankPhase::AtWork;
         let mut seconds = None;
         let mut measure = |model: &mut Parallel<CausalLm>| {
@@ -329,14 +332,19 @@ fn facts_of_run(subject: &Subject, rows: &Rows, layout: Layout, batch_size: usiz
 fn describe_model(subject: &Subject) -> String {
     let shapes = subject.weights.shapes().values();
     let parameters: usize = shapes.map(|dims| dims.iter().product::<usize>()).sum();
-    format!("{}, {parameters} parameters", subject.weights.config().family)
+    let model = subject.weights.config();
+    let labels = model.labels.as_ref().map(|labels| format!(", {} labels", labels.names.len()));
+    format!("{}{}, {parameters} parameters", model.family, labels.unwrap_or_default())
 }
 
 fn describe_data(rows: &Rows) -> String {
     let of_rows = format!("{} rows of {} tokens", rows.len(), rows.row_len());
     let Some(PackingReport { documents, cut, dropped, padding }) = rows.packing() else { return of_rows };
     let padding = 100.0 * padding;
-    format!("{of_rows} ({documents} whole documents, {cut} cut, {dropped} left out; {padding:.1} % padding)")
+    let cut_off = if rows.labels().is_some() { "truncated" } else { "cut" };
+    format!(
+        "{of_rows} ({documents} whole documents, {cut} {cut_off}, {dropped} left out; {padding:.1} % padding)"
+    )
 }
 
 fn describe_evaluation(rows: &Rows, most: usize) -> String {

@@ -76,11 +76,14 @@ pub(super) fn new_trainer<'a>(
 ) -> Result<(Trainer<'a, CausalLm>, Speed)> {
     let (flops, device) = (step_flops(options.batch_size, subject, rows)?, model.config().device.clone());
     let dtype = options.dtype();
+    let places = (options.batch_size * rows.row_len()) as f64;
+    let used = rows.packing().map_or(1.0, |packing| 1.0 - packing.padding);
+    let tokens = rows.labels().map(|_| places * used);
     if let Some(joining) = joining {
-        let speed = Speed::of_one(rank, dtype, &device, flops)?;
+        let speed = Speed::of_one(rank, dtype, &device, flops)?.with_tokens(tokens);
         return Ok((Trainer::joining(model, rows.clone(), config, joining)?, speed));
     }
-    let speed = Speed::measured(rank, dtype, &device, flops)?;
+    let speed = Speed::measured(rank, dtype, &device, flops)?.with_tokens(tokens);
     let mut trainer = Trainer::new(model, rows.clone(), config)?;
     resume(options, &mut trainer, log, rank)?;
     Ok((trainer, speed))

@@ -84,7 +84,7 @@ impl Chat {
     }
 
     /// Checks that the messages are a list of objects with a role.
-    fn any(messages: Value, tools: Option<Value>) -> std::result::Result<Self, String> {
+    pub(super) fn any(messages: Value, tools: Option<Value>) -> std::result::Result<Self, String> {
         if messages.kind() != ValueKind::Seq {
             let kind = json_kind(&messages);
             return Err(format!("expected a text or a list of messages, got {kind}"));
@@ -338,7 +338,12 @@ impl ChatTemplate {
         };
         // Some templates fail without messages.
         let before = if prompt == 0 { String::new() } else { text(&chat.messages[..prompt], true)? };
-        Ok(Some((before, text(&chat.messages, false)?)))
+        Ok(Some((before, self.whole(chat)?)))
+    }
+
+    /// Returns the text of all of a conversation.
+    pub(super) fn whole(&self, chat: &Chat) -> Result<String> {
+        Ok(self.text(&chat.messages, chat, false)?.replace([BEGIN, END], ""))
     }
 
     /// Returns whether the template itself marks the answers.

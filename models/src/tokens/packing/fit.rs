@@ -50,11 +50,16 @@ impl Window {
         let mut shared: Vec<Range<u64>> = Vec::with_capacity(bounds.len());
         let mut ordered: Vec<(u64, u64, Entry)> = Vec::new();
         for document in bounds.windows(2) {
-            let (begin, end) = (document[0], document[1]);
+            let (begin, mut end) = (document[0], document[1]);
             let full = match end - begin > len {
                 true if too_long == TooLong::Drop => {
                     window.dropped += 1;
                     continue;
+                }
+                true if too_long == TooLong::Truncate => {
+                    window.cut += 1;
+                    end = begin + len;
+                    0
                 }
                 true => {
                     window.cut += 1;

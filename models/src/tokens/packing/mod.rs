@@ -60,6 +60,9 @@ pub enum TooLong {
     /// It is cut into pieces of a row's length, and a last one: nothing is lost, but no piece sees another.
     #[default]
     Cut,
+    /// Its first tokens fill a row, and the rest is left out, as in transformers: documents with labels are not cut into pieces,
+    /// which would have none.
+    Truncate,
     /// It is left out.
     Drop,
     /// It is an error.
@@ -70,8 +73,9 @@ impl FromStr for TooLong {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let all = [Self::Cut, Self::Drop, Self::Error];
-        all.into_iter().find(|too_long| too_long.to_string() == text).ok_or("give cut, drop or error")
+        let all = [Self::Cut, Self::Truncate, Self::Drop, Self::Error];
+        let found = all.into_iter().find(|too_long| too_long.to_string() == text);
+        found.ok_or("give cut, truncate, drop or error")
     }
 }
 
@@ -79,6 +83,7 @@ impl fmt::Display for TooLong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Cut => "cut",
+            Self::Truncate => "truncate",
             Self::Drop => "drop",
             Self::Error => "error",
         })
@@ -90,7 +95,7 @@ impl fmt::Display for TooLong {
 pub struct PackingReport {
     /// Number of documents.
     pub documents: u64,
-    /// Number of those that were longer than a row, and were cut.
+    /// Number of those that were longer than a row, and were cut or truncated.
     pub cut: u64,
     /// Number of those that were longer than a row, and were left out.
     pub dropped: u64,

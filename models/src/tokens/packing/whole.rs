@@ -102,8 +102,8 @@ fn refuse_too_long(file: &TokenFile, bounds: &[u64], window: u64, len: u64) -> R
     long.map_or(Ok(()), |place| {
         let (number, tokens) = (window * WINDOW + place as u64 + 1, bounds[place + 1] - bounds[place]);
         Err(file.refuse(format!(
-            "document {number} has {tokens} tokens, and rows have {len}: give longer rows, or have such documents cut or dropped \
-             (--too-long)"
+            "document {number} has {tokens} tokens, and rows have {len}: give longer rows, or have such documents truncated or \
+             dropped (--too-long)"
         )))
     })
 }
