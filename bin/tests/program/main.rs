@@ -28,6 +28,7 @@ mod language_elastic;
 mod language_errors;
 mod language_experts;
 mod language_folders;
+mod language_labels;
 mod language_options;
 mod language_resume;
 #[cfg(target_os = "linux")]

@@ -82,6 +82,13 @@ pub struct FinetuneOptions {
 
 impl FinetuneOptions {
     fn lora(&self, weights: &Weights) -> Result<Option<Lora>> {
+        let is_adapted = self.lora_rank.is_some() || self.adapters.is_some();
+        if let Some(labels) = weights.config().labels.as_ref().filter(|_| is_adapted) {
+            let option = if self.adapters.is_some() { "--adapters" } else { "--lora-rank" };
+            let got = format!("a model that labels documents ({})", labels.names.join(", "));
+            let help = "beside adapters its head would stay as it is, so far: leave the option out, and the whole model is trained";
+            return Err(Error::Option { option, got, help: help.into() });
+        }
         match (self.adapters_of(weights)?, self.base_bits) {
             (lora, None) => Ok(lora),
             (Some(lora), Some(_)) => {
