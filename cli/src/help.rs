@@ -13,7 +13,7 @@ pub const NARROW: usize = 80;
 const INDENT: usize = 10;
 
 /// Options shared by many commands, by help heading. `-h` has one line for each group that a command has.
-pub const SHARED: [(&str, &[&str]); 5] = [
+pub const SHARED: [(&str, &[&str]); 6] = [
     (
         "Ranks",
         &[
@@ -62,6 +62,7 @@ pub const SHARED: [(&str, &[&str]); 5] = [
             "clip",
         ],
     ),
+    ("Evaluation and logging", &["sample-prompt", "sample", "log-every"]),
     ("Files", &["init", "data", "save", "save-dtype", "metrics", "trace", "report", "tensorboard"]),
     ("Checkpoints", &["checkpoint-dir", "checkpoint-every", "resume", "stop-on"]),
 ];

@@ -37,12 +37,12 @@ pub(super) struct LabelOptions {
     /// The model gets a new head, drawn from --seed, that scores each document as a whole, by its last token; the data's lines
     /// then have a `label` beside their text. A folder whose model scores documents already is trained further without this
     /// option.
-    #[arg(long, value_name = "TASK", value_enum, help_heading = "Labels")]
+    #[arg(long, value_name = "TASK", value_enum, help_heading = "Training")]
     task: Option<TaskOption>,
     /// Names of the labels, such as ham,spam
     ///
     /// Their order is that of their numbers, from 0. A regression needs none for a single number.
-    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "task", help_heading = "Labels")]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "task", help_heading = "Training")]
     labels: Option<Vec<String>>,
 }
 
