@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Module, Result, Tensor, bail};
-use ops::{Linear, binary_cross_entropy, cross_entropy, embedding, linear_no_bias, mse};
+use ops::{
+    Linear, Preferences, RowContext, binary_cross_entropy, cross_entropy, embedding, linear_no_bias, mse,
+};
 use training::build::{Layers, Part};
 
 use crate::tokens::IGNORE_INDEX;
@@ -59,16 +61,31 @@ impl Scores {
         Ok(Self { linear, problem: labels.problem, layers: part.layers().clone() })
     }
 
-    /// Returns the mean loss over the documents whose targets are in these rows.
+    /// Returns the mean loss over the documents whose targets are in these rows; in a scope of pairs, that of their rewards.
     pub(crate) fn loss(&self, x: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        if let Some(pairs) = RowContext::current().preferences {
+            return self.loss_of_pairs(&pairs, x, targets);
+        }
         let (scores, targets) = self.of_documents(x, targets)?;
         self.loss_of(&scores, &targets)
     }
 
     /// As [`loss`](Self::loss), with what [`measures`](LabelsConfig::measures) are made of.
     pub(crate) fn evaluate(&self, x: &Tensor, targets: &Tensor) -> Result<(Tensor, Vec<f64>)> {
+        if RowContext::current().preferences.is_some() {
+            return Ok((self.loss(x, targets)?, Vec::new()));
+        }
         let (scores, targets) = self.of_documents(x, targets)?;
         Ok((self.loss_of(&scores, &targets)?, measures::sums(self.problem, &scores, &targets)?))
+    }
+
+    /// A reward is the only score of a document; it takes the place of an answer's log-probability, at the one place with a target.
+    fn loss_of_pairs(&self, pairs: &Preferences, x: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let scores = wide(&self.forward(x)?)?;
+        match scores.dim(2)? {
+            1 => pairs.loss(&scores.squeeze(2)?, targets, IGNORE_INDEX),
+            labels => bail!("pairs need a head with one score, their reward, and this one has {labels}"),
+        }
     }
 
     fn loss_of(&self, scores: &Tensor, targets: &Tensor) -> Result<Tensor> {

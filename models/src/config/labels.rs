@@ -18,7 +18,9 @@ pub enum Problem {
     SingleLabel,
     /// Each document has any of the labels: the mean over labels of the binary cross-entropy of each.
     MultiLabel,
-    /// Each document has a number, or as many as there are labels: the mean of squared errors.
+    /// Each document has a number, or as many as there are labels: the mean of squared errors. A single number is also the reward of
+    /// a reward model: in a scope of pairs ([`Preferences`](ops::Preferences) with DPO, a beta of 1 and references of 0, and a target
+    /// at the place of each document whose score counts) the loss is the mean of `-ln sigmoid(chosen - rejected)`.
     Regression,
 }
 

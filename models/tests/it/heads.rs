@@ -6,7 +6,7 @@ use crate::common::{Expected, Trainer, folder, gap};
 use candle_core::{DType, Device, IndexOp, Result, Tensor};
 use candle_nn::VarMap;
 use models::{Cache, CausalLm, FolderConfig, LabelsConfig, ModelConfig, Problem, Weights, save_folder};
-use ops::{Documents, RowContext};
+use ops::{Documents, Pair, PreferenceConfig, Preferences, RowContext};
 use training::build::Builder;
 use training::{clip_grad_norm, named_vars};
 
@@ -112,6 +112,58 @@ fn training_on_packed_documents_is_transformers() -> Result<()> {
         }
         let gap = losses.iter().zip(expected.losses()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(losses.len() == 20 && gap < 1e-5, "{name}: {gap} off");
+    }
+    Ok(())
+}
+
+/// Of a reward model: `-ln sigmoid(chosen - rejected)`, which is DPO's loss of the rewards with a beta of 1 and a reference of 0.
+#[test]
+fn rewards_of_pairs_are_trls() -> Result<()> {
+    let vars = VarMap::new();
+    let (model, weights) = load("reward", &vars);
+    let (expected, labels) = (Expected::of("heads/reward"), weights.config().labels.clone().unwrap());
+    assert_eq!((labels.names.len(), labels.problem), (1, Problem::Regression));
+    let mut trainer = Trainer::new(named_vars(&vars), |name| weights.shapes()[name].len() > 1);
+    for (step, of_trl) in expected.losses().into_iter().enumerate() {
+        let tokens = expected.get("tokens").i(step)?.to_dtype(DType::U32)?.to_vec2::<u32>()?;
+        let lengths = expected.get("lengths").i(step)?.to_dtype(DType::U32)?.to_vec1::<u32>()?;
+        let (len, mut all, mut targets, mut of_rows) =
+            (2 * tokens[0].len(), Vec::new(), Vec::new(), Vec::new());
+        for pair in [[0, 3], [1, 4], [2, 5]] {
+            let (mut row, mut target) = (Vec::new(), vec![-100i64; len]);
+            for document in pair {
+                let own = &tokens[document][..lengths[document] as usize];
+                target[row.len() + labels.scored_place(own)] = 0;
+                row.extend(own);
+            }
+            of_rows.push(pair.map(|document| lengths[document]).to_vec());
+            row.resize(len, 0);
+            all.extend(row);
+            targets.extend(target);
+        }
+        let tokens = Tensor::from_vec(all, (3, len), &Device::Cpu)?;
+        let targets = Tensor::from_vec(targets, (3, len), &Device::Cpu)?;
+        let config = PreferenceConfig { beta: 1.0, ..PreferenceConfig::default() };
+        let pairs = Preferences::new(config, vec![vec![Pair::default()]; 3])?;
+        let rows = RowContext {
+            documents: Some(Documents::new(of_rows)?),
+            preferences: Some(pairs.clone()),
+            ..RowContext::default()
+        };
+        let loss = rows.scope(|| model.loss(&tokens, &targets))?;
+        let gap = (loss.to_scalar::<f32>()? - of_trl).abs();
+        assert!(gap < 1e-5, "step {step}: {gap} off");
+        // Each record has the rewards of its pair.
+        let mean = pairs
+            .results()
+            .iter()
+            .map(|pair| (1.0 + (pair.rewards[1] - pair.rewards[0]).exp()).ln())
+            .sum::<f64>();
+        assert!((mean / 3.0 - f64::from(of_trl)).abs() < 1e-5);
+        let mut grads = ops::backward(&loss)?;
+        let all: Vec<_> = named_vars(&vars).into_iter().map(|(_, var)| var).collect();
+        clip_grad_norm(&mut grads, &all, 1.0)?;
+        trainer.step(&grads)?;
     }
     Ok(())
 }
