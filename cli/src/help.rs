@@ -62,7 +62,7 @@ pub const SHARED: [(&str, &[&str]); 6] = [
             "clip",
         ],
     ),
-    ("Evaluation and logging", &["evaluate-rows", "sample-prompt", "sample", "log-every"]),
+    ("Evaluation and logging", &["evaluate-every", "evaluate-rows", "sample-prompt", "sample", "log-every"]),
     ("Files", &["init", "data", "save", "save-dtype", "metrics", "trace", "report", "tensorboard"]),
     ("Checkpoints", &["checkpoint-dir", "checkpoint-every", "resume", "stop-on"]),
 ];
