@@ -1,7 +1,7 @@
 //! Tied variables: several variables, possibly in different stages, that are one parameter, such as an embedding that is also
 //! the output layer.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{Tensor, Var};
@@ -20,19 +20,16 @@ pub(crate) struct Tie {
     group: Option<Arc<dyn Communicator>>,
 }
 
-/// This rank's ties, and the pairs of ranks, over the whole pipeline, that are connected by ties.
-pub(crate) type Ties = (Vec<Tie>, BTreeSet<(usize, usize)>);
-
-/// Determines which rank has which tied variables, and sets all variables of a set to the values of the first. Every rank
-/// must call it.
+/// Determines which rank has which tied variables, and sets all variables of a set to the values of the first. Returns this
+/// rank's ties. Every rank must call it.
 pub(crate) fn tie(
     comm: &dyn Communicator,
     pairs: &[(String, String)],
     vars: &[(String, Var)],
-) -> Result<Ties> {
-    let (mut ties, mut tied) = (Vec::new(), BTreeSet::new());
+) -> Result<Vec<Tie>> {
+    let mut ties = Vec::new();
     if pairs.is_empty() {
-        return Ok((ties, tied));
+        return Ok(ties);
     }
     let known: Vec<(String, Spec)> =
         vars.iter().map(|(name, var)| (name.clone(), Spec::of(var.as_tensor()))).collect();
@@ -62,15 +59,12 @@ pub(crate) fn tie(
                 ranks.push(rank);
             }
         }
-        for a in &ranks {
-            tied.extend(ranks.iter().filter(|b| a < *b).map(|b| (*a, *b)));
-        }
         if ranks.contains(&comm.rank()) {
             let own = |name: &&str| Some(vars.iter().find(|(known, _)| known == name)?.1.clone());
             ties.push(Tie::new(comm, &ranks, names.iter().filter_map(own).collect())?);
         }
     }
-    Ok((ties, tied))
+    Ok(ties)
 }
 
 /// Returns, for each tied variable but the first of its set, the name of the first one.

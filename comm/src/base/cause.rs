@@ -11,6 +11,11 @@ use crate::base::members::Members;
 /// Detail of a time-out of a rank that did not answer.
 pub(crate) const NO_ANSWER: &str = "its process does not answer (stopped, or its host is gone)";
 
+/// Characters of the reason that a program gives, at most.
+const MAX_REASON: usize = 1000;
+/// In place of a reason that has not arrived.
+const REASON_ELSEWHERE: &str = "its own output tells why";
+
 /// The cause of a group's failure, as ranks send it to each other; the same on every rank. Ranks are those of the
 /// group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +55,12 @@ pub(crate) enum Cause {
     Failed {
         rank: usize,
         detail: String,
+    },
+    /// The program of a rank cannot go on, for this reason.
+    Program {
+        rank: usize,
+        /// Empty as long as only the rank has been reported.
+        reason: String,
     },
     /// All ranks are in one call, and the communication library has not finished it within the time-out.
     Hung,
@@ -102,6 +113,10 @@ impl Cause {
                 let (host, here) = (host(rank), rank == own);
                 Error::Library { rank: world(rank), host, operation, detail, here }
             }
+            Cause::Program { rank, reason } => {
+                let reason = if reason.is_empty() { REASON_ELSEWHERE.into() } else { reason };
+                Error::PeerFailed { rank: world(rank), reason }
+            }
             Cause::Hung => Error::system(operation, hung_text(timeout)),
             Cause::InJob { cause, host } => {
                 // An empty group, so that every rank keeps its number.
@@ -121,7 +136,8 @@ impl Cause {
             | Cause::Protocol { rank, .. }
             | Cause::Unreachable { rank, .. }
             | Cause::Link { to: rank, .. }
-            | Cause::Failed { rank, .. } => Some(*rank),
+            | Cause::Failed { rank, .. }
+            | Cause::Program { rank, .. } => Some(*rank),
             Cause::Hung => None,
             Cause::InJob { cause, .. } => cause.rank(),
         }
@@ -136,12 +152,49 @@ impl Cause {
             Cause::Stalled { rank, detail } => Cause::Stalled { rank: number(rank)?, detail },
             Cause::Protocol { rank, detail } => Cause::Protocol { rank: number(rank)?, detail },
             Cause::Failed { rank, detail } => Cause::Failed { rank: number(rank)?, detail },
+            Cause::Program { rank, reason } => Cause::Program { rank: number(rank)?, reason },
             Cause::Unreachable { rank, by, detail } => {
                 Cause::Unreachable { rank: number(rank)?, by: number(by)?, detail }
             }
             Cause::Link { from, to, detail } => Cause::Link { from: number(from)?, to: number(to)?, detail },
             Cause::Mismatch { .. } | Cause::Hung | Cause::InJob { .. } => return None,
         })
+    }
+
+    /// Returns the cause of a rank whose program cannot go on. A long reason is truncated.
+    pub(crate) fn program(rank: usize, reason: &str) -> Cause {
+        let mut chars = reason.chars().map(|c| if c.is_control() { ' ' } else { c });
+        let mut text: String = chars.by_ref().take(MAX_REASON).collect();
+        if chars.next().is_some() {
+            text.push_str("...");
+        }
+        Cause::Program { rank, reason: text }
+    }
+
+    /// Whether this is the failure of a program whose reason is not known yet.
+    pub(crate) fn lacks_reason(&self) -> bool {
+        match self {
+            Cause::Program { reason, .. } => reason.is_empty(),
+            Cause::InJob { cause, .. } => cause.lacks_reason(),
+            _ => false,
+        }
+    }
+
+    /// Returns this cause, with its reason if it lacks one and one of `known` is the same failure.
+    pub(crate) fn with_reason<'a>(self, known: impl IntoIterator<Item = &'a Cause>) -> Cause {
+        if !self.lacks_reason() {
+            return self;
+        }
+        let told = known.into_iter().find(|known| !known.lacks_reason() && known.is_same_program(&self));
+        told.cloned().unwrap_or(self)
+    }
+
+    fn is_same_program(&self, other: &Cause) -> bool {
+        match (self, other) {
+            (Cause::Program { rank, .. }, Cause::Program { rank: theirs, .. }) => rank == theirs,
+            (Cause::InJob { cause, .. }, Cause::InJob { cause: theirs, .. }) => cause.is_same_program(theirs),
+            _ => false,
+        }
     }
 }
 

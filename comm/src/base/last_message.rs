@@ -37,6 +37,8 @@ impl LastMessage {
             b'l' => Some(Self::Blame(Cause::Left { rank })),
             b'D' => Some(Self::blame_in_job(Cause::Died { rank })),
             b'L' => Some(Self::blame_in_job(Cause::Left { rank })),
+            b'p' => Some(Self::Blame(program(rank))),
+            b'P' => Some(Self::blame_in_job(program(rank))),
             b'S' => Some(Self::blame_in_job(Cause::Stalled { rank, detail: NO_ANSWER.into() })),
             b'W' => Some(Self::blame_in_job(Cause::Stalled { rank, detail: OTHER_DETAIL.into() })),
             _ => None,
@@ -48,12 +50,20 @@ impl LastMessage {
     }
 }
 
+/// The failure of a rank's program. Its reason does not fit into the message: it comes with the rank's goodbye on its control
+/// connection.
+fn program(rank: usize) -> Cause {
+    Cause::Program { rank, reason: String::new() }
+}
+
 /// Encodes a failure report. `None` for a cause that cannot be encoded.
 pub(crate) fn encode_failure(cause: &Cause) -> Option<[u8; LEN]> {
     let (kind, rank) = match cause {
         Cause::Died { rank } => (b'd', *rank),
         Cause::Left { rank } => (b'l', *rank),
+        Cause::Program { rank, .. } => (b'p', *rank),
         Cause::InJob { cause, .. } => match &**cause {
+            Cause::Program { rank, .. } => (b'P', *rank),
             Cause::Died { rank } => (b'D', *rank),
             Cause::Left { rank } => (b'L', *rank),
             Cause::Stalled { rank, detail } if detail == NO_ANSWER => (b'S', *rank),
@@ -76,15 +86,19 @@ mod tests {
 
     #[test]
     fn words_are_understood_and_never_taken_for_a_call() {
-        for cause in [Cause::Died { rank: 3 }, Cause::Left { rank: 4000 }] {
+        for cause in [Cause::Died { rank: 3 }, Cause::Left { rank: 4000 }, program(5)] {
             let words = encode_failure(&cause).unwrap();
             assert_eq!(LastMessage::decode(&words), Some(LastMessage::Blame(cause)));
             assert_eq!(Fingerprint::decode(&words), None);
         }
         let stalled = |detail: &str| Cause::Stalled { rank: 7, detail: detail.into() };
-        for cause in
-            [Cause::Died { rank: 3 }, Cause::Left { rank: 5 }, stalled(NO_ANSWER), stalled(OTHER_DETAIL)]
-        {
+        for cause in [
+            Cause::Died { rank: 3 },
+            Cause::Left { rank: 5 },
+            program(6),
+            stalled(NO_ANSWER),
+            stalled(OTHER_DETAIL),
+        ] {
             let said = LastMessage::blame_in_job(cause);
             let LastMessage::Blame(cause) = &said else { panic!("{said:?}") };
             assert_eq!(LastMessage::decode(&encode_failure(cause).unwrap()), Some(said));

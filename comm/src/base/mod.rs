@@ -12,3 +12,4 @@ pub(crate) mod members;
 pub(crate) mod operation;
 pub(crate) mod stats;
 pub(crate) mod timespec;
+pub(crate) mod tree;

@@ -20,6 +20,7 @@ use super::{Limits, MeetingParams, OwnInfo};
 use crate::base::members::Members;
 use crate::connection::connect_error::{ConnectError, ConnectResult};
 use crate::connection::handshake::{Credentials, HandshakeStatus, Purpose, Verdict};
+use crate::connection::poll_thread::PollThread;
 use crate::connection::wire::{HandshakeStream, wait_any};
 use crate::{Error, Result, TcpConfig, Transport};
 
@@ -61,6 +62,7 @@ impl Announcement {
             members: Members::world(config.world_size),
             parent: None,
             regroup_port: 0,
+            thread: PollThread::default(),
             agreed: None,
         };
         let death = plan.died(config.rank, self.host.as_str());

@@ -12,6 +12,7 @@ use crate::connection::acceptor::Acceptor;
 use crate::connection::connect_error::ConnectError;
 use crate::connection::handshake::Credentials;
 use crate::connection::wire::{HandshakeStream, wait_any};
+use crate::failure::control::failure_state::job::Job;
 use crate::{Error, Result};
 
 /// How long to try to report to the others that there will be no group.
@@ -26,7 +27,7 @@ pub(super) fn lead(plan: &MeetingParams<'_>, given: Option<TcpListener>) -> Resu
     let data = (!plan.config.bind_by_route).then(|| plan.listen_for_data()).transpose()?;
     let (members, host) = (plan.members.clone(), plan.own.host.clone());
     let roster = Arc::new(Roster::new(members, host, credentials.clone(), plan.deadline));
-    let control = Acceptor::start(listeners, plan.limits, roster.clone())?;
+    let control = Acceptor::start(listeners, plan.limits, roster.clone(), &plan.thread)?;
 
     let gathered = roster.gather(plan);
     let mut members = roster.take_wires();
@@ -78,7 +79,7 @@ pub(super) fn into_meeting(plan: &MeetingParams<'_>, lines: GroupConnections, me
     let mut control = vec![None];
     control.extend(members.into_iter().map(|(_, wire, _)| Some(wire.into_stream())));
     let own_ips = control.iter().map(|stream| plan.own_ip(stream.as_ref(), plan.bind.get())).collect();
-    Meeting { lines, control, own_ips, bind: plan.bind.get(), job: Arc::default() }
+    Meeting { lines, control, own_ips, bind: plan.bind.get(), job: Arc::new(Job::new(plan.thread.clone())) }
 }
 
 /// Sends the table to all ranks, and waits until all are connected.

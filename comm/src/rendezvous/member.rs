@@ -15,6 +15,7 @@ use super::{BackOff, GroupConnections, Meeting, MeetingParams};
 use crate::connection::connect_error::ConnectError;
 use crate::connection::handshake::{Credentials, HandshakeStatus, Purpose, Verdict};
 use crate::connection::wire::{HandshakeStream, wait_any};
+use crate::failure::control::failure_state::job::Job;
 use crate::transport::peer::PeerInfo;
 use crate::{Error, Result};
 
@@ -234,7 +235,13 @@ impl Leader<'_> {
         let mut control: Vec<_> = (0..plan.config.world_size).map(|_| None).collect();
         control[0] = Some(self.wire.into_stream());
         let own_ips = vec![own_ip; plan.config.world_size];
-        Ok(Meeting { lines, control, own_ips, bind: plan.bind.get(), job: Arc::default() })
+        Ok(Meeting {
+            lines,
+            control,
+            own_ips,
+            bind: plan.bind.get(),
+            job: Arc::new(Job::new(plan.thread.clone())),
+        })
     }
 
     fn hear_table(&mut self) -> Result<Table> {

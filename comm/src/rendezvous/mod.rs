@@ -52,6 +52,7 @@ use crate::connection::acceptor::{Acceptor, Limits};
 use crate::connection::connect_error::ConnectError;
 use crate::connection::handshake::Credentials;
 use crate::connection::obstacle::Obstacle;
+use crate::connection::poll_thread::PollThread;
 use crate::connection::stream::Stream;
 use crate::failure::control::failure_state::job::Job;
 use crate::transport::peer::PeerInfo;
@@ -106,6 +107,8 @@ pub(crate) struct Options {
     pub(crate) parent: Option<Parent>,
     /// Port of this rank's listener, where the group may change.
     pub(crate) regroup_port: u16,
+    /// That of the parent group, where there is one.
+    pub(crate) thread: PollThread,
 }
 
 pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting> {
@@ -132,6 +135,7 @@ pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting>
         members,
         parent: options.parent,
         regroup_port: options.regroup_port,
+        thread: options.thread,
         agreed: None,
     };
     plan.check_secret(config.bind)?;
@@ -157,6 +161,7 @@ fn meet_alone(config: &TcpConfig, members: Members) -> Result<Meeting> {
         members,
         parent: None,
         regroup_port: 0,
+        thread: PollThread::default(),
         agreed: None,
     };
     let (host, pid, site) = (plan.own.host.clone(), plan.own.pid, plan.site());

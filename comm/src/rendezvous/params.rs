@@ -18,6 +18,7 @@ use crate::base::members::Members;
 use crate::connection::acceptor::{Acceptor, Limits, enlarge_backlog};
 use crate::connection::handshake::{ClientClaim, Credentials, Purpose};
 use crate::connection::obstacle::Obstacle;
+use crate::connection::poll_thread::PollThread;
 use crate::connection::stream::Stream;
 use crate::platform::host_name;
 use crate::transport::peer::PeerInfo;
@@ -63,6 +64,8 @@ pub(super) struct MeetingParams<'a> {
     pub(super) members: Members,
     pub(super) parent: Option<Parent>,
     pub(super) regroup_port: u16,
+    /// Serves the listeners, and later the control connections.
+    pub(super) thread: PollThread,
     /// Called on a member before it reports to the leader that it is connected, and on the leader before it reports to
     /// anyone that all are.
     pub(super) agreed: Option<&'a dyn Fn()>,
@@ -173,7 +176,7 @@ impl MeetingParams<'_> {
         }
         let credentials = credentials.bound_to(&session);
         let data_connections = Arc::new(DataConnections::new(self.setup(credentials, peers))?);
-        let acceptor = Acceptor::start(vec![listener], self.limits, data_connections.clone())?;
+        let acceptor = Acceptor::start(vec![listener], self.limits, data_connections.clone(), &self.thread)?;
         Ok(GroupConnections { data_connections, session, acceptor: Some(acceptor) })
     }
 

@@ -58,7 +58,7 @@ impl ConnectionHandler for Roster {
         &self.credentials
     }
 
-    fn serve(&self, wire: HandshakeStream, admission: Admission<'_>, _: Instant) -> ConnectResult<()> {
+    fn serve(&self, wire: HandshakeStream, admission: Admission, _: Instant) -> ConnectResult<()> {
         self.register_connection(wire, &admission)
     }
 
@@ -85,7 +85,7 @@ impl Roster {
     }
 
     /// Registers a rank over its control connection. It has until the meeting's deadline, like all ranks.
-    fn register_connection(&self, mut wire: HandshakeStream, admission: &Admission<'_>) -> ConnectResult<()> {
+    fn register_connection(&self, mut wire: HandshakeStream, admission: &Admission) -> ConnectResult<()> {
         let deadline = self.deadline;
         let ClientClaim { rank, world_size, purpose } = admission.caller;
         let status = match () {

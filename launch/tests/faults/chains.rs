@@ -80,6 +80,47 @@ fn who_leaves_at_the_end_of_a_chain_is_named_by_all() {
     group.finish(3);
 }
 
+fn assert_told(ending: &Ending, culprit: usize) {
+    let told = format!("rank {culprit} could not go on: out of luck");
+    assert_eq!(ending.assert_failed("PeerFailed", culprit), told);
+}
+
+#[test]
+fn who_says_why_it_leaves_at_the_end_of_a_chain_is_heard_by_all() {
+    let mut scripts = chain();
+    scripts[3] += "; announce out of luck; close; await";
+    let mut group = Group::start(&scripts, &Setup::default());
+    group.ready(group.all());
+    group.tell_all(0..3);
+    std::thread::sleep(Duration::from_millis(500));
+    group.tell(3);
+    (0..3).for_each(|rank| assert_told(&group.finish(rank), 3));
+    group.tell(3);
+    group.finish(3);
+}
+
+/// Each other rank is in the same call, in which it hears of it from its neighbours.
+#[test]
+fn who_says_why_it_leaves_is_heard_in_every_call() {
+    let cases: Vec<(&str, usize)> = ["barrier", "all_reduce f32 100000 sum", "all_reduce f32 10 sum"]
+        .into_iter()
+        .flat_map(|call| [0, 1, 3].map(|leaves| (call, leaves)))
+        .collect();
+    in_parallel(2, &cases, |(call, leaves)| {
+        let script = |rank: usize| match rank == *leaves {
+            true => format!("group 3 1 0 2; {call}; announce out of luck; close"),
+            false => format!("group 3 1 0 2; {call}; {call}"),
+        };
+        let scripts: Vec<String> = (0..4).map(script).collect();
+        for ending in Group::start(&scripts, &Setup::default()).finish_all() {
+            match ending.rank == *leaves {
+                true => ending.assert_done(),
+                false => assert_told(&ending, *leaves),
+            }
+        }
+    });
+}
+
 /// While the ranks create further groups, each rank another one.
 #[test]
 fn while_groups_are_made() {

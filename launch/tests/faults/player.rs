@@ -1,7 +1,7 @@
 //! Executes the script of a rank.
 
 use std::io::stdin;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::exit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,11 +23,13 @@ pub(crate) struct Player {
     /// All groups that this rank is in, in order of creation.
     groups: Vec<Arc<dyn Communicator>>,
     works: Vec<Work>,
+    /// Files that only take numbers.
+    held: Vec<OwnedFd>,
 }
 
 impl Player {
     pub(crate) fn new(comm: Tcp) -> Self {
-        Self { comm: Some(comm), group: None, groups: Vec::new(), works: Vec::new() }
+        Self { comm: Some(comm), group: None, groups: Vec::new(), works: Vec::new(), held: Vec::new() }
     }
 
     pub(crate) fn play(mut self, actions: &[Action]) -> i32 {
@@ -76,6 +78,7 @@ impl Player {
             Action::Await => drop(stdin().read_line(&mut String::new()).unwrap()),
             Action::Sleep(milliseconds) => std::thread::sleep(Duration::from_millis(*milliseconds)),
             Action::World => self.group = None,
+            Action::Announce(reason) => self.current().announce_failure(reason),
             Action::Close => self.close(),
             Action::Abort => self.current().abort(),
             Action::Panic => panic!("as the script says"),
@@ -85,15 +88,24 @@ impl Player {
                 kill_process(getpid(), Signal::KILL).unwrap();
             }
             Action::Die(_) => {}
-            Action::Limit => {
-                let next = rustix::io::fcntl_dupfd_cloexec(stdin(), 0).unwrap();
-                let current = Some(next.as_raw_fd() as u64);
-                let limit = getrlimit(Resource::Nofile);
-                setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
-            }
+            Action::Limit => self.limit(),
             Action::Cycles(_) => panic!("cycles must be alone"),
         }
         Ok(())
+    }
+
+    /// Sees to it that this process cannot open any more files.
+    fn limit(&mut self) {
+        // No number below that of the last open file is free, so that closing files makes room.
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let numbers = open.map(|file| file.file_name().to_string_lossy().parse::<i32>().unwrap());
+        let last = numbers.max().unwrap();
+        while self.held.last().is_none_or(|held| held.as_raw_fd() < last) {
+            self.held.push(rustix::io::fcntl_dupfd_cloexec(stdin(), 0).unwrap());
+        }
+        let current = Some(self.held[self.held.len() - 1].as_raw_fd() as u64 + 1);
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
     }
 
     /// Creates a group of some ranks, or selects an existing one.

@@ -44,6 +44,8 @@ pub(crate) enum Action {
     World,
     /// `survive CALL`: makes a call that must fail, and continues.
     Survive(Vec<String>),
+    /// `announce WORDS`: says why this rank cannot go on.
+    Announce(String),
     /// `close`: drops the group.
     Close,
     /// `abort`: aborts the group.
@@ -85,6 +87,7 @@ fn parse_action(text: &str) -> Action {
         "ready" => Action::Ready,
         "await" => Action::Await,
         "sleep" => Action::Sleep(rest[0].parse().unwrap()),
+        "announce" => Action::Announce(rest.join(" ")),
         "close" => Action::Close,
         "abort" => Action::Abort,
         "panic" => Action::Panic,

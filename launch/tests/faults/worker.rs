@@ -75,6 +75,7 @@ pub(crate) fn verdict(outcome: &Result<()>, later: &mut dyn FnMut() -> Result<()
     let (kind, culprit) = match error {
         Error::PeerDied { rank, .. } => ("PeerDied", Some(*rank)),
         Error::PeerLeft { rank, .. } => ("PeerLeft", Some(*rank)),
+        Error::PeerFailed { rank, .. } => ("PeerFailed", Some(*rank)),
         Error::Timeout { rank, .. } => ("Timeout", Some(*rank)),
         Error::Mismatch { odd_rank, .. } => ("Mismatch", Some(*odd_rank)),
         Error::Protocol { rank, .. } => ("Protocol", Some(*rank)),

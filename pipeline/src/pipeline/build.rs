@@ -31,8 +31,7 @@ impl Pipeline {
     ///
     /// # Cost
     /// Every module is built once, and once more with zeros unless the split is [`Split::At`]; each stage runs forward once; the first replica's variables are broadcast. Groups of two
-    /// ranks: one for each direction between stages, and two for each pair of neighbours, of ranks with tied variables, and
-    /// of replicas. One group of all replicas, one of those that are not of all ranks, and one of all ranks with the same tied variables.
+    /// ranks: one for each direction between stages. One group of all replicas, one of those that are not of all ranks, and one of all ranks with the same tied variables.
     ///
     /// # Errors
     /// An invalid schedule or split; variables of two modules with the same name; [`Error::Disagreement`]; [`Error::DryRun`];
@@ -180,9 +179,8 @@ impl Pipeline {
         buffer_names.extend(modules.buffers.clone());
         let (buffers, parameters) =
             all_vars(&stages).into_iter().partition(|(name, _)| is_buffer(&buffer_names, name));
-        let (ties, tied) = groups.all_agree(tied::tie(&*comm, &config.tied, &all_vars(&stages)))?;
-        let all_copies = groups.copies().map(|copies| &**copies);
-        let failures = Arc::new(FailureReports::new(comm.clone(), table, &tied, all_copies)?);
+        let ties = groups.all_agree(tied::tie(&*comm, &config.tied, &all_vars(&stages)))?;
+        let failures = Arc::new(FailureReports::new(comm.clone()));
         let dp = groups.dp.as_ref().filter(|dp| dp.all().world_size() > 1);
         let copies = dp.map(ReplicaGroups::duplicate).transpose()?;
         let last_places = completion_positions(&table.actions[comm.rank()]);

@@ -128,6 +128,30 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
     /// ```
     fn abort(&self) {}
 
+    /// Says why this rank cannot go on. To be called before it closes the groups in which others wait for it: there, and in
+    /// groups that these close in turn, they return [`crate::Error::PeerFailed`] with this reason, in place of
+    /// [`crate::Error::PeerLeft`].
+    ///
+    /// # Cost
+    /// Nothing is sent before a group is closed. The reason goes with the goodbye, over the connections that the group has.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use comm::{Communicator, Local};
+    ///
+    /// let error = Local::run(2, |comm| {
+    ///     if comm.rank() == 0 {
+    ///         comm.announce_failure("the disk is full");
+    ///         return Ok(None);
+    ///     }
+    ///     let tensor = Tensor::zeros(3, DType::F32, &Device::Cpu)?;
+    ///     Ok(comm.recv(&tensor, 0)?.wait().err())
+    /// })?;
+    /// assert_eq!(error[1].as_ref().unwrap().to_string(), "rank 0 could not go on: the disk is full");
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn announce_failure(&self, _reason: &str) {}
+
     /// Queues an operation and returns at once.
     ///
     /// # Errors

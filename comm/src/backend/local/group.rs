@@ -8,7 +8,6 @@ use crate::base::members::{Members, rank_in};
 use crate::{Communicator, Error, Message, Operation, Result, Topology};
 
 use super::Local;
-use super::shared::LocalGroup;
 
 impl Local {
     /// Called on the members, by all at the same point of their sequence of operations.
@@ -17,7 +16,7 @@ impl Local {
         let members = Members::subgroup(ranks.iter().map(|rank| self.members.world_rank(*rank)));
         let number = Tensor::new(&[0i64], &Device::Cpu)?;
         let shared = if place == 0 {
-            let shared = Arc::new(LocalGroup::new(ranks.len(), self.shared.config()));
+            let shared = Arc::new(self.shared.subgroup(ranks.len()));
             let number = Tensor::new(&[self.shared.offer(&shared, ranks.len() - 1)], &Device::Cpu)?;
             let invite = |to: &usize| Message::Send { tensor: number.clone(), to: *to };
             self.run(Operation::Batch { messages: ranks[1..].iter().map(invite).collect() })?;

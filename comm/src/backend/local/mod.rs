@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::cause::Cause;
 use crate::base::members::Members;
 use crate::engine::queue::OperationQueue;
 use crate::engine::runner::OperationRunner;
@@ -184,6 +185,11 @@ impl Communicator for Local {
     fn abort(&self) {
         self.engine.iter().for_each(OperationQueue::abort);
         self.shared.leave(self.rank, false);
+    }
+
+    fn announce_failure(&self, reason: &str) {
+        let number = self.members.world_rank(self.rank);
+        self.shared.reasons().record(number, Cause::program(number, reason));
     }
 
     fn submit(&self, operation: Operation) -> Result<Work> {

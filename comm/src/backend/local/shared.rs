@@ -24,6 +24,7 @@ pub(super) struct LocalGroup {
     statuses: Vec<Mutex<Status>>,
     failure: Mutex<Option<Cause>>,
     config: LocalConfig,
+    reasons: Arc<Reasons>,
     groups: Mutex<PendingGroups>,
     pub(super) gathering: Mutex<ShrinkState>,
     /// Notified when a rank has joined the gathering, or is gone.
@@ -45,6 +46,22 @@ struct PendingGroups {
     open: HashMap<i64, (Arc<LocalGroup>, usize)>,
 }
 
+/// Why ranks leave their groups, as far as they know: by their number in the whole job, and with such numbers. Shared by a
+/// group and those made from it.
+#[derive(Debug, Default)]
+pub(super) struct Reasons(Mutex<HashMap<usize, Cause>>);
+
+impl Reasons {
+    /// Records why a rank is about to leave, in place of what was recorded before.
+    pub(super) fn record(&self, number: usize, cause: Cause) {
+        lock(&self.0).insert(number, cause);
+    }
+
+    fn of(&self, number: usize) -> Option<Cause> {
+        lock(&self.0).get(&number).cloned()
+    }
+}
+
 /// The streams to one rank, from all others.
 #[derive(Debug, Default)]
 struct Inbox {
@@ -62,6 +79,15 @@ struct InboxState {
 
 impl LocalGroup {
     pub(super) fn new(world_size: usize, config: &LocalConfig) -> Self {
+        Self::with(world_size, config, Arc::default())
+    }
+
+    /// Creates a group of some ranks of this one.
+    pub(super) fn subgroup(&self, world_size: usize) -> Self {
+        Self::with(world_size, &self.config, self.reasons.clone())
+    }
+
+    fn with(world_size: usize, config: &LocalConfig, reasons: Arc<Reasons>) -> Self {
         let inboxes = (0..world_size).map(|_| Inbox::default()).collect();
         let statuses = (0..world_size).map(|_| Mutex::new(Status::Active(Activity::default()))).collect();
         Self {
@@ -69,6 +95,7 @@ impl LocalGroup {
             statuses,
             failure: Mutex::default(),
             config: config.clone(),
+            reasons,
             groups: Mutex::default(),
             gathering: Mutex::default(),
             gathered: Condvar::new(),
@@ -77,6 +104,10 @@ impl LocalGroup {
 
     pub(super) fn config(&self) -> &LocalConfig {
         &self.config
+    }
+
+    pub(super) fn reasons(&self) -> &Reasons {
+        &self.reasons
     }
 
     /// Keeps a new group until `members` other ranks have taken it. Returns its number.
@@ -215,6 +246,28 @@ impl GroupMember {
     }
 }
 
+impl GroupMember {
+    /// A rank that has left because its program, or another rank, has failed is not the cause itself.
+    fn cause_of_leaving(&self, cause: Cause) -> Cause {
+        let Cause::Left { rank } = cause else { return cause };
+        let Some(reason) = self.shared.reasons.of(self.members.world_rank(rank)) else { return cause };
+        let own = reason.renumbered(|number| self.members.rank_of(number));
+        own.unwrap_or_else(|| Cause::InJob { cause: Box::new(reason), host: self.host(rank) })
+    }
+
+    /// Records the failure that this rank learns of: it is about to leave its other groups for that reason.
+    fn record(&self, cause: &Cause) {
+        let in_job = match cause {
+            Cause::InJob { cause, .. } => Some((**cause).clone()),
+            cause => cause.renumbered(|rank| Some(self.members.world_rank(rank))),
+        };
+        let in_job = in_job.filter(|cause| matches!(cause, Cause::Died { .. } | Cause::Program { .. }));
+        in_job
+            .into_iter()
+            .for_each(|cause| self.shared.reasons.record(self.members.world_rank(self.rank), cause));
+    }
+}
+
 impl Supervisor for GroupMember {
     fn begin(&self, call: Fingerprint) {
         self.activity(|activity| activity.begin(call));
@@ -229,7 +282,8 @@ impl Supervisor for GroupMember {
     }
 
     fn failure(&self) -> Option<Cause> {
-        lock(&self.shared.failure).clone()
+        let failure = lock(&self.shared.failure).clone();
+        failure.inspect(|cause| self.record(cause))
     }
 
     fn ask(&self, question: Question) -> Option<Cause> {
@@ -237,7 +291,8 @@ impl Supervisor for GroupMember {
         if failure.is_none() {
             let statuses: Vec<Status> =
                 self.shared.statuses.iter().map(|status| lock(status).clone()).collect();
-            let cause = choose_cause(self.rank, &question, &statuses);
+            let cause =
+                choose_cause(self.rank, &question, &statuses).map(|cause| self.cause_of_leaving(cause));
             if !question.is_fatal() || cause.is_none() {
                 return cause;
             }
@@ -246,7 +301,7 @@ impl Supervisor for GroupMember {
         let cause = failure.clone();
         drop(failure);
         self.shared.ring_all();
-        cause
+        cause.inspect(|cause| self.record(cause))
     }
 
     fn rank(&self) -> usize {

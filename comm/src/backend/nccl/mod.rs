@@ -207,6 +207,10 @@ impl Communicator for Nccl {
         self.tcp.abort();
     }
 
+    fn announce_failure(&self, reason: &str) {
+        self.tcp.announce_failure(reason);
+    }
+
     fn submit(&self, operation: Operation) -> Result<Work> {
         self.tcp.submit(operation)
     }

@@ -86,7 +86,8 @@ impl Tcp {
                 | Cause::Unreachable { rank, .. }
                 | Cause::Link { to: rank, .. },
             ) => Some(self.members.world_rank(rank)),
-            Some(Cause::Died { .. } | Cause::Left { .. } | Cause::InJob { .. }) | None => None,
+            Some(Cause::Died { .. } | Cause::Left { .. } | Cause::Program { .. } | Cause::InJob { .. })
+            | None => None,
         };
         let own = self.members.world_rank(self.rank);
         if blamed == Some(own) {

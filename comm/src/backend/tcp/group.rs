@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use candle_core::{DType, Device, Tensor};
+use serde::{Deserialize, Serialize};
 
 use crate::base::members::{Members, rank_in};
+use crate::base::tree;
 use crate::failure::control::failure_state::job::FormationGuard;
 use crate::failure::peer_failures;
 use crate::failure::supervisor::Supervisor;
@@ -17,8 +19,27 @@ use crate::{Communicator, Error, InitMethod, Message, Operation, Result, TcpConf
 
 use super::Tcp;
 
-/// Bytes of an invitation message: longer than any address and number.
+/// To how many others a member passes an invitation on at most.
+const PASSES: usize = 4;
+/// Bytes of an invitation at most, for each member.
 const INVITATION: usize = 128;
+
+/// What the first member of a new group sends to the others, each of which passes it on. So no rank needs connections to all.
+#[derive(Debug, Serialize, Deserialize)]
+struct Invitation {
+    /// Number of the group among those of which this rank was the first member.
+    number: u64,
+    /// Where the members meet: for how many members in a row an address counts, and the address at which they reach the first
+    /// one. Empty if there will be no group.
+    places: Vec<(usize, SocketAddr)>,
+}
+
+impl Invitation {
+    fn place_of(&self, member: usize) -> Option<SocketAddr> {
+        let mut places = self.places.iter().flat_map(|(count, address)| std::iter::repeat_n(address, *count));
+        places.nth(member).copied()
+    }
+}
 
 impl Tcp {
     /// Returns this group as the parent of a new one, to be watched for failures during the rendezvous that `register_rendezvous`
@@ -45,8 +66,8 @@ impl Tcp {
         self.rendezvous_of_members(ranks, config, listener)
     }
 
-    /// Returns the configuration for the rendezvous, and on the first member the listener for it. The first member sends
-    /// its address to the others.
+    /// Returns the configuration for the rendezvous, and on the first member the listener for it. The first member's address goes
+    /// from member to member.
     fn exchange_invitation(&self, ranks: &[usize]) -> Result<(TcpConfig, Option<TcpListener>)> {
         let place = rank_in(self.rank, ranks)?;
         let config = TcpConfig {
@@ -55,11 +76,36 @@ impl Tcp {
             init_method: InitMethod::Tcp { host: "127.0.0.1".into(), port: 1 },
             ..self.config.clone()
         };
-        match (ranks.len(), place) {
-            (1, _) => Ok((config, None)),
-            (_, 0) => self.invite(config, ranks),
-            _ => Ok((self.accept(config, ranks[0])?, None)),
+        if ranks.len() == 1 {
+            return Ok((config, None));
         }
+        let opened = (place == 0).then(|| {
+            TcpListener::bind((config.bind, 0)).and_then(|listener| {
+                let port = listener.local_addr()?.port();
+                Ok((listener, port))
+            })
+        });
+        let invitation = match &opened {
+            Some(opened) => self.invitation(ranks, opened.as_ref().ok().map(|(_, port)| *port)),
+            None => self.receive_invitation(ranks, ranks[tree::parent(place, PASSES)])?,
+        };
+        self.pass_on(&invitation, &ranks[tree::children(place, ranks.len(), PASSES)])?;
+        let first = ranks[0];
+        let (listener, address) = match opened {
+            Some(opened) => {
+                let (listener, port) = opened.map_err(|reason| Error::Listen {
+                    address: SocketAddr::new(config.bind, 0).to_string(),
+                    reason: reason.to_string(),
+                })?;
+                (Some(listener), Some(SocketAddr::new(config.bind, port)))
+            }
+            None => (None, invitation.place_of(place)),
+        };
+        let address = address.ok_or_else(|| {
+            let first = self.members.world_rank(first);
+            Error::system("a new group", format!("rank {first} could not open a meeting point for it"))
+        })?;
+        Ok((self.rendezvous_config(config, address, first, invitation.number), listener))
     }
 
     /// Runs the rendezvous itself. If this group fails meanwhile, some members may not come, and the rendezvous ends with
@@ -80,6 +126,7 @@ impl Tcp {
             listener,
             members: Some(members.clone()),
             parent: Some(self.as_parent(&waits)),
+            thread: job.thread().clone(),
             ..Options::default()
         };
         let met = meet_with(&config, options);
@@ -89,47 +136,45 @@ impl Tcp {
         Ok((config, Meeting { job, ..met? }, members))
     }
 
-    /// On the first member: opens the listener and sends its address to the other members.
-    fn invite(&self, config: TcpConfig, ranks: &[usize]) -> Result<(TcpConfig, Option<TcpListener>)> {
+    /// Returns the invitation to the port at which this rank, the first member, listens.
+    fn invitation(&self, ranks: &[usize], port: Option<u16>) -> Invitation {
         let number = self.groups.fetch_add(1, Ordering::Relaxed);
-        let opened = TcpListener::bind((config.bind, 0)).and_then(|listener| {
-            let port = listener.local_addr()?.port();
-            Ok((listener, port))
-        });
-        let mut messages = Vec::new();
-        for &to in &ranks[1..] {
-            // An empty invitation tells the others that there will be no group.
-            let text = match &opened {
-                Ok((_, port)) => format!("{} {number}", SocketAddr::new(self.address_for(to), *port)),
-                Err(_) => String::new(),
-            };
-            let mut bytes = text.into_bytes();
-            bytes.resize(INVITATION, b' ');
-            messages.push(Message::Send { tensor: Tensor::from_vec(bytes, INVITATION, &Device::Cpu)?, to });
+        let mut places: Vec<(usize, SocketAddr)> = Vec::new();
+        for (rank, port) in ranks.iter().zip(port.iter().cycle()) {
+            let address = SocketAddr::new(self.address_for(*rank), *port);
+            match places.last_mut() {
+                Some((count, last)) if *last == address => *count += 1,
+                _ => places.push((1, address)),
+            }
         }
-        self.run(Operation::Batch { messages })?;
-        let (listener, port) = opened.map_err(|reason| Error::Listen {
-            address: SocketAddr::new(config.bind, 0).to_string(),
-            reason: reason.to_string(),
-        })?;
-        let own = SocketAddr::new(config.bind, port);
-        Ok((self.rendezvous_config(config, own, self.rank, number), Some(listener)))
+        Invitation { number, places }
     }
 
-    /// On the other members: receives the invitation.
-    fn accept(&self, config: TcpConfig, from: usize) -> Result<TcpConfig> {
-        let tensor = Tensor::zeros(INVITATION, DType::U8, &Device::Cpu)?;
-        self.run(Operation::Recv { tensor: tensor.clone(), from })?;
-        let text = String::from_utf8_lossy(&tensor.to_vec1::<u8>()?).into_owned();
-        let parse = |text: &str| {
-            let (address, number) = text.trim().split_once(' ')?;
-            Some((address.parse().ok()?, number.parse().ok()?))
-        };
-        let (address, number) = parse(&text).ok_or_else(|| {
-            let from = self.members.world_rank(from);
-            Error::system("a new group", format!("rank {from} could not open a meeting point for it"))
-        })?;
-        Ok(self.rendezvous_config(config, address, from, number))
+    /// Sends an invitation to some members: its length, then itself.
+    fn pass_on(&self, invitation: &Invitation, ranks: &[usize]) -> Result<()> {
+        let text = serde_json::to_vec(invitation).map_err(|reason| Error::system("an invitation", reason))?;
+        let mut messages = Vec::new();
+        for &to in ranks {
+            let length = Tensor::new(&[text.len() as u32], &Device::Cpu)?;
+            messages.push(Message::Send { tensor: length, to });
+            let tensor = Tensor::from_vec(text.clone(), text.len(), &Device::Cpu)?;
+            messages.push(Message::Send { tensor, to });
+        }
+        if messages.is_empty() { Ok(()) } else { self.run(Operation::Batch { messages }) }
+    }
+
+    /// Receives the invitation to a group of these ranks.
+    fn receive_invitation(&self, ranks: &[usize], from: usize) -> Result<Invitation> {
+        let length = Tensor::zeros(1, DType::U32, &Device::Cpu)?;
+        self.run(Operation::Recv { tensor: length.clone(), from })?;
+        let bytes = length.to_vec1::<u32>()?[0] as usize;
+        let invalid = |reason: String| Error::system("an invitation to a new group", reason);
+        if bytes > INVITATION * ranks.len() {
+            return Err(invalid(format!("it has {bytes} bytes")));
+        }
+        let text = Tensor::zeros(bytes, DType::U8, &Device::Cpu)?;
+        self.run(Operation::Recv { tensor: text.clone(), from })?;
+        serde_json::from_slice(&text.to_vec1::<u8>()?).map_err(|reason| invalid(reason.to_string()))
     }
 
     fn rendezvous_config(

@@ -7,12 +7,12 @@ use std::fmt;
 use std::net::{IpAddr, Shutdown};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 
 use crate::backend::subgroups::Subgroups;
 use crate::base::last_message::GOODBYE;
 use crate::base::lock::lock;
 use crate::base::members::Members;
+use crate::connection::poll_thread::Served;
 use crate::engine::queue::OperationQueue;
 use crate::engine::runner::{OperationRunner, Run};
 use crate::failure::control;
@@ -65,7 +65,7 @@ pub struct Tcp {
     groups: AtomicU64,
     failure_state: Arc<FailureState>,
     engine: Option<OperationQueue>,
-    control: Mutex<Option<JoinHandle<()>>>,
+    control: Mutex<Option<Served>>,
     lines: GroupConnections,
     /// For regrouping, in a group that may change; otherwise None.
     endpoint: Option<Arc<RegroupEndpoint>>,
@@ -110,15 +110,10 @@ impl Tcp {
         let topology =
             Topology::grouped(world_size, |one, other| peers[one].site.is_same_network(&peers[other].site))
                 .sharing_memory(all_share);
-        let (failure_state, wake_receiver) =
-            FailureState::new(config, members.clone(), data_connections.clone(), job.clone())?;
+        let failure_state = FailureState::new(config, members.clone(), data_connections.clone(), job.clone());
         let failure_state = Arc::new(failure_state);
         job.add(&failure_state);
-        let thread = if world_size > 1 {
-            Some(control::serve(failure_state.clone(), wake_receiver, control)?)
-        } else {
-            None
-        };
+        let served = (world_size > 1).then(|| control::serve(failure_state.clone(), control)).transpose()?;
         let sockets = TcpLinks::new(data_connections.clone(), if crowded { 1 } else { SPINS });
         let runner: Box<dyn Run> = match data_connections.host().filter(|_| !shared_memory_ranks.is_empty()) {
             Some(host) => {
@@ -133,7 +128,7 @@ impl Tcp {
         };
         let engine = Some(OperationQueue::new(rank, world_size, runner, failure_state.clone()));
         let config = TcpConfig { bind, bind_by_route: false, ..config.clone() };
-        let (groups, control) = (AtomicU64::new(0), Mutex::new(thread));
+        let (groups, control) = (AtomicU64::new(0), Mutex::new(served));
         Ok(Self {
             rank,
             world_size,
@@ -214,12 +209,15 @@ impl Communicator for Tcp {
     fn abort(&self) {
         self.engine.iter().for_each(OperationQueue::abort);
         self.failure_state.close(true);
-        if let Some(thread) = lock(&self.control).take() {
-            // The goodbye must reach the others before their data connections to this rank end.
-            let _ = thread.join();
-        }
+        // The goodbye must reach the others before their data connections to this rank end.
+        let control = lock(&self.control).take();
+        control.into_iter().for_each(Served::wait);
         self.lines.data_connections.shutdown(Shutdown::Both, Some(GOODBYE));
         self.failure_state.cancel_formations();
+    }
+
+    fn announce_failure(&self, reason: &str) {
+        self.failure_state.announce_failure(reason);
     }
 
     fn submit(&self, operation: Operation) -> Result<Work> {
@@ -239,10 +237,8 @@ impl Drop for Tcp {
             self.failure_state.notify_leaving();
         }
         self.failure_state.close(!died);
-        if let Some(thread) = lock(&self.control).take() {
-            // The thread never panics, and ends after `close`.
-            let _ = thread.join();
-        }
+        let control = lock(&self.control).take();
+        control.into_iter().for_each(Served::wait);
         self.engine.take();
     }
 }

@@ -137,6 +137,14 @@ pub enum Error {
         /// What this rank was doing.
         operation: String,
     },
+    /// A rank's program could not go on, and said why ([`Communicator::announce_failure`](crate::Communicator::announce_failure)).
+    #[error("rank {rank} could not go on: {reason}")]
+    PeerFailed {
+        /// The rank.
+        rank: usize,
+        /// Its reason.
+        reason: String,
+    },
     /// A rank did not take part in time.
     #[error(
         "rank {rank} (host {host}) did not take part in {operation} within {:.1} s: {detail}; a longer time-out can be \
@@ -301,6 +309,7 @@ impl Error {
             self,
             Error::PeerDied { .. }
                 | Error::PeerLeft { .. }
+                | Error::PeerFailed { .. }
                 | Error::Timeout { .. }
                 | Error::Unreachable { .. }
                 | Error::LinkStalled { .. }

@@ -1,6 +1,6 @@
 //! Acceptor of connections, during rendezvous and later for data, which limits what unauthenticated peers can use. A
 //! connection that has not proved that it belongs to the job costs a file descriptor and what has arrived of its proof:
-//! one thread advances all of them without waiting for any. Their number is limited, separately for those that have sent
+//! the rank's [`PollThread`] advances all of them without waiting for any. Their number is limited, separately for those that have sent
 //! nothing and those in the handshake; none outlives the meeting or the group; and where there are too many, those of one
 //! address are closed in favour of those of another. A connection that has proved it no longer counts, and gets a thread
 //! of its own.
@@ -9,17 +9,18 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::thread::{self, JoinHandle, Scope};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::{RecvFlags, recv};
 
 use super::connect_error::{ConnectError, ConnectResult};
 use super::handshake::{Admission, Credentials};
+use super::poll_thread::{PollThread, Polled, Served};
 use super::wire::{HandshakeStep, HandshakeStream};
-use crate::base::timespec::timespec;
+use crate::base::lock::lock;
 use crate::{Error, Result};
 
 const STACK: usize = 256 * 1024;
@@ -63,17 +64,19 @@ pub(crate) trait ConnectionHandler: Send + Sync {
     fn credentials(&self) -> &Credentials;
 
     /// Serves a connection that has proved them, in its own thread; `until` is when the time for its handshake is over.
-    fn serve(&self, wire: HandshakeStream, admission: Admission<'_>, until: Instant) -> ConnectResult<()>;
+    fn serve(&self, wire: HandshakeStream, admission: Admission, until: Instant) -> ConnectResult<()>;
 
     /// Called for a connection that has sent something, and has not proved that it belongs to the job.
     fn rejected(&self) {}
 }
 
-/// Listeners and the thread that serves them. Dropping it closes the listeners and ends all connections in progress.
+/// Listeners that a [`PollThread`] serves. Dropping it closes the listeners and ends all connections in progress.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     stop: Option<UnixStream>,
-    thread: Option<JoinHandle<()>>,
+    served: Option<Served>,
+    /// The threads of connections that have proved that they belong to the job.
+    greeting: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
 
 impl Acceptor {
@@ -81,6 +84,7 @@ impl Acceptor {
         listeners: Vec<TcpListener>,
         limits: Limits,
         greet: Arc<dyn ConnectionHandler>,
+        thread: &PollThread,
     ) -> Result<Self> {
         let failed = |reason| Error::system("accepting connections", ConnectError::from(reason));
         for listener in &listeners {
@@ -88,12 +92,19 @@ impl Acceptor {
             enlarge_backlog(listener);
         }
         let (stop, stopped) = UnixStream::pair().map_err(failed)?;
-        let serve = Serve { listeners, limits, greet, stopped: Arc::new(stopped) };
-        let thread = thread::Builder::new()
-            .name("girandole-accept".into())
-            .spawn(move || serve.run())
-            .map_err(failed)?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
+        let greeting = Arc::default();
+        let serve = Serve {
+            listeners,
+            limits,
+            greet,
+            stopped: Arc::new(stopped),
+            greeting: Arc::clone(&greeting),
+            strangers: Unauthenticated::default(),
+            paused_until: None,
+            complained: None,
+        };
+        let served = Some(thread.serve(Box::new(serve))?);
+        Ok(Self { stop: Some(stop), served, greeting })
     }
 }
 
@@ -107,7 +118,8 @@ impl Drop for Acceptor {
     fn drop(&mut self) {
         // When this end is closed, the other one is readable for all that wait on it.
         drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
+        self.served.take().into_iter().for_each(Served::wait);
+        for thread in std::mem::take(&mut *lock(&self.greeting)) {
             let _ = thread.join();
         }
     }
@@ -118,6 +130,11 @@ struct Serve {
     limits: Limits,
     greet: Arc<dyn ConnectionHandler>,
     stopped: Arc<UnixStream>,
+    greeting: Arc<Mutex<Vec<JoinHandle<()>>>>,
+    strangers: Unauthenticated,
+    /// Until when the listeners are left alone.
+    paused_until: Option<Instant>,
+    complained: Option<Instant>,
 }
 
 /// A connection without proof, its address, and when it was accepted.
@@ -163,116 +180,110 @@ impl Unauthenticated {
     }
 }
 
+impl Polled for Serve {
+    /// The end, and the listeners and all connections without proof, unless they are left alone.
+    fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+        fds.push(PollFd::new(&self.stopped, PollFlags::IN));
+        if self.paused_until.is_some() {
+            return;
+        }
+        let of = PollFd::from_borrowed_fd;
+        let Unauthenticated { idle, handshaking } = &self.strangers;
+        fds.extend(self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
+        fds.extend(idle.iter().map(|pending| of(pending.wire.fd(), PollFlags::IN)));
+        fds.extend(handshaking.iter().map(|connection| of(connection.pending.wire.fd(), connection.waits)));
+    }
+
+    fn due(&self) -> Option<Instant> {
+        let ends = self.strangers.all().map(|pending| pending.since + self.limits.handshake).min();
+        self.paused_until.or(ends)
+    }
+
+    /// Advances the connections that are ready, and accepts new ones.
+    fn act(&mut self, ready: &[bool]) -> bool {
+        let [is_over, ready @ ..] = ready else { return true };
+        // The other end sends nothing: `recv` succeeds only when it is closed.
+        if *is_over && recv(&*self.stopped, &mut [0], RecvFlags::DONTWAIT).is_ok() {
+            return false;
+        }
+        match self.paused_until {
+            Some(until) if Instant::now() < until => return true,
+            Some(_) => self.paused_until = None,
+            None => self.serve_ready(ready),
+        }
+        true
+    }
+
+    fn save_resources(&mut self) {
+        self.pause();
+    }
+}
+
 impl Serve {
-    fn run(&self) {
-        let (mut strangers, mut complained) = (Unauthenticated::default(), None::<Instant>);
-        thread::scope(|scope| {
-            while let Some(ready) = self.wait(scope, &mut strangers) {
-                for listener in ready {
-                    match listener.accept() {
-                        Ok((stream, from)) => self.admit(scope, &mut strangers, stream, from),
-                        Err(error) if is_momentary(&error) => {}
-                        Err(error) => {
-                            if complained.is_none_or(|at| at.elapsed() >= COMPLAIN_EVERY) {
-                                tracing::warn!("cannot accept connections for the moment: {error}");
-                                complained = Some(Instant::now());
-                            }
-                            self.pause(&mut strangers);
-                        }
+    fn serve_ready(&mut self, ready: &[bool]) {
+        let (comes, ready) = ready.split_at(self.listeners.len());
+        self.advance_ready(ready);
+        for at in (0..comes.len()).filter(|at| comes[*at]) {
+            match self.listeners[at].accept() {
+                Ok((stream, from)) => self.admit(stream, from),
+                Err(error) if is_momentary(&error) => {}
+                Err(error) => {
+                    if self.complained.is_none_or(|at| at.elapsed() >= COMPLAIN_EVERY) {
+                        tracing::warn!("cannot accept connections for the moment: {error}");
+                        self.complained = Some(Instant::now());
                     }
+                    self.pause();
                 }
             }
-        });
+        }
     }
 
     /// Takes a new connection.
-    fn admit<'scope>(
-        &'scope self,
-        scope: &'scope Scope<'scope, '_>,
-        strangers: &mut Unauthenticated,
-        stream: TcpStream,
-        from: SocketAddr,
-    ) {
+    fn admit(&mut self, stream: TcpStream, from: SocketAddr) {
         let Ok(wire) = HandshakeStream::new(stream, Some(self.stopped.clone())) else { return };
         let pending = PendingConnection { wire, from, since: Instant::now() };
         match pending.wire.is_readable() {
-            true => self.on_first_data(scope, strangers, pending),
-            false => self.add_idle(&mut strangers.idle, pending),
+            true => self.on_first_data(pending),
+            false => self.add_idle(pending),
         }
     }
 
-    /// Polls the listeners and all connections without proof, and advances those that are ready. Returns the listeners
-    /// that have a connection to accept; `None` when the acceptor is to stop.
-    fn wait<'scope>(
-        &'scope self,
-        scope: &'scope Scope<'scope, '_>,
-        strangers: &mut Unauthenticated,
-    ) -> Option<Vec<&'scope TcpListener>> {
-        let left =
-            |pending: &PendingConnection| self.limits.handshake.saturating_sub(pending.since.elapsed());
-        let left = strangers.all().map(left).min();
-        let mut fds = vec![PollFd::new(&self.stopped, PollFlags::IN)];
-        fds.extend(self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
-        let of = PollFd::from_borrowed_fd;
-        fds.extend(strangers.idle.iter().map(|pending| of(pending.wire.fd(), PollFlags::IN)));
-        fds.extend(
-            strangers.handshaking.iter().map(|connection| of(connection.pending.wire.fd(), connection.waits)),
-        );
-        match poll(&mut fds, left.map(timespec).as_ref()) {
-            Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => return Some(Vec::new()),
-            Err(_) => return self.pause(strangers).then(Vec::new),
-        }
-        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        if ready[0] {
-            return None;
-        }
-        let (comes, ready) = ready[1..].split_at(self.listeners.len());
+    /// Advances the connections without proof that are ready, and closes those whose time is over.
+    fn advance_ready(&mut self, ready: &[bool]) {
         let mut ready = ready.iter().copied();
-        let comes = self
-            .listeners
-            .iter()
-            .zip(comes)
-            .filter(|(_, comes)| **comes)
-            .map(|(listener, _)| listener)
-            .collect();
         let mut spoken = Vec::new();
-        for pending in std::mem::take(&mut strangers.idle) {
+        for pending in std::mem::take(&mut self.strangers.idle) {
             if pending.since.elapsed() >= self.limits.handshake {
                 self.close(&pending);
             } else if ready.next().unwrap_or(false) {
                 spoken.push(pending);
             } else {
-                strangers.idle.push_back(pending);
+                self.strangers.idle.push_back(pending);
             }
         }
-        for connection in std::mem::take(&mut strangers.handshaking) {
+        for connection in std::mem::take(&mut self.strangers.handshaking) {
             if ready.next().unwrap_or(false) {
-                strangers.handshaking.extend(self.advance(scope, connection));
+                let waiting = self.advance(connection);
+                self.strangers.handshaking.extend(waiting);
             } else if connection.pending.since.elapsed() < self.limits.handshake {
-                strangers.handshaking.push_back(connection);
+                self.strangers.handshaking.push_back(connection);
             } else {
                 self.close(&connection.pending);
             }
         }
-        spoken.into_iter().for_each(|pending| self.on_first_data(scope, strangers, pending));
-        Some(comes)
+        spoken.into_iter().for_each(|pending| self.on_first_data(pending));
     }
 
-    /// Leaves the listener alone for a while, where the system lacks the resources for another connection; returns false
-    /// when the acceptor is to stop.
-    fn pause(&self, strangers: &mut Unauthenticated) -> bool {
+    /// Leaves the listeners alone for a while, where the system lacks the resources for another connection.
+    fn pause(&mut self) {
         // The idle connections may hold what is missing.
-        strangers.idle.clear();
-        if poll(&mut [PollFd::new(&self.stopped, PollFlags::IN)], Some(&timespec(PAUSE))).is_err() {
-            thread::sleep(PAUSE);
-        }
-        // Nothing is ever sent there: `recv` succeeds only when the other end is closed.
-        recv(&*self.stopped, &mut [0], RecvFlags::DONTWAIT).is_err()
+        self.strangers.idle.clear();
+        self.paused_until = Some(Instant::now() + PAUSE);
     }
 
     /// Adds a connection to the idle ones, whose first message is not complete.
-    fn add_idle(&self, idle: &mut VecDeque<PendingConnection>, pending: PendingConnection) {
+    fn add_idle(&mut self, pending: PendingConnection) {
+        let idle = &mut self.strangers.idle;
         if idle.len() >= self.limits.at_once {
             let may_go = |oldest: &PendingConnection| oldest.since.elapsed() >= self.limits.idle_grace;
             let place = eviction_candidate(idle.iter(), &pending);
@@ -282,37 +293,28 @@ impl Serve {
                 None => return self.drop_excess(&pending),
             }
         }
+        let idle = &mut self.strangers.idle;
         let at = idle.partition_point(|other| other.since <= pending.since);
         idle.insert(at, pending);
     }
 
     /// Handles the first bytes of a connection, or more of its first message.
-    fn on_first_data<'scope>(
-        &'scope self,
-        scope: &'scope Scope<'scope, '_>,
-        strangers: &mut Unauthenticated,
-        pending: PendingConnection,
-    ) {
+    fn on_first_data(&mut self, pending: PendingConnection) {
         if !pending.wire.is_open() {
             return;
         }
         let connection = HandshakingConnection { pending, spoke: Instant::now(), waits: PollFlags::IN };
-        match self.advance(scope, connection) {
+        match self.advance(connection) {
             None => {}
-            Some(connection) if connection.pending.wire.has_opening() => {
-                self.add_handshaking(&mut strangers.handshaking, connection)
-            }
-            Some(connection) => self.add_idle(&mut strangers.idle, connection.pending),
+            Some(connection) if connection.pending.wire.has_opening() => self.add_handshaking(connection),
+            Some(connection) => self.add_idle(connection.pending),
         }
     }
 
     /// Adds a connection to those in the handshake, once its first message is complete. The same message as that of
     /// another connection is a replay, and is refused.
-    fn add_handshaking(
-        &self,
-        handshaking: &mut VecDeque<HandshakingConnection>,
-        connection: HandshakingConnection,
-    ) {
+    fn add_handshaking(&mut self, connection: HandshakingConnection) {
+        let handshaking = &mut self.strangers.handshaking;
         let opening = connection.pending.wire.client_opening();
         if opening.is_some() && handshaking.iter().any(|other| other.pending.wire.client_opening() == opening)
         {
@@ -331,7 +333,7 @@ impl Serve {
                 None => return self.drop_excess(&connection.pending),
             }
         }
-        handshaking.push_back(connection);
+        self.strangers.handshaking.push_back(connection);
     }
 
     /// Drops a connection that exceeds the limit.
@@ -347,19 +349,13 @@ impl Serve {
     }
 
     /// Advances the handshake of a connection; returns `None` when it has succeeded or failed.
-    fn advance<'scope>(
-        &'scope self,
-        scope: &'scope Scope<'scope, '_>,
-        mut connection: HandshakingConnection,
-    ) -> Option<HandshakingConnection> {
+    fn advance(&self, mut connection: HandshakingConnection) -> Option<HandshakingConnection> {
         let from = connection.pending.from;
         match connection.pending.wire.step(self.greet.credentials()) {
             Ok(HandshakeStep::Waits(flags)) => {
                 return Some(HandshakingConnection { waits: flags, ..connection });
             }
-            Ok(HandshakeStep::Proved(admission)) => {
-                self.serve_authenticated(scope, connection.pending, admission)
-            }
+            Ok(HandshakeStep::Proved(admission)) => self.serve_authenticated(connection.pending, *admission),
             Err(fault) => self.reject(from, &fault),
         }
         None
@@ -371,21 +367,22 @@ impl Serve {
     }
 
     /// Starts a thread for a connection that has proved that it belongs to the job.
-    fn serve_authenticated<'scope>(
-        &'scope self,
-        scope: &'scope Scope<'scope, '_>,
-        pending: PendingConnection,
-        admission: Admission<'scope>,
-    ) {
+    fn serve_authenticated(&self, pending: PendingConnection, admission: Admission) {
         let PendingConnection { wire, from, since } = pending;
+        let (greet, until) = (self.greet.clone(), since + self.limits.handshake);
         let work = move || {
-            if let Err(fault) = self.greet.serve(wire, admission, since + self.limits.handshake) {
+            if let Err(fault) = greet.serve(wire, admission, until) {
                 tracing::debug!(%from, reason = %fault, "a connection was turned away");
             }
         };
         let builder = thread::Builder::new().name("girandole-greet".into()).stack_size(STACK);
-        if let Err(error) = builder.spawn_scoped(scope, work) {
-            tracing::debug!(%from, %error, "no thread for a connection: it was closed");
+        match builder.spawn(work) {
+            Ok(thread) => {
+                let mut greeting = lock(&self.greeting);
+                greeting.retain(|thread| !thread.is_finished());
+                greeting.push(thread);
+            }
+            Err(error) => tracing::debug!(%from, %error, "no thread for a connection: it was closed"),
         }
     }
 }

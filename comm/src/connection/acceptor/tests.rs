@@ -32,7 +32,7 @@ impl ConnectionHandler for Host {
         &self.0
     }
 
-    fn serve(&self, mut wire: HandshakeStream, admission: Admission<'_>, _: Instant) -> ConnectResult<()> {
+    fn serve(&self, mut wire: HandshakeStream, admission: Admission, _: Instant) -> ConnectResult<()> {
         self.1.send(Came::Rank(admission.caller.rank)).unwrap();
         let outcome = wire.read::<1>(Instant::now() + HOUR).map(drop);
         let _ = self.1.send(Came::Ended);
@@ -52,7 +52,7 @@ fn serve_as(credentials: Credentials, limits: Limits) -> (Acceptor, SocketAddr, 
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, (here, came)) = (listener.local_addr().unwrap(), mpsc::channel());
     let host = Arc::new(Host(credentials, here));
-    (Acceptor::start(vec![listener], limits, host).unwrap(), address, came)
+    (Acceptor::start(vec![listener], limits, host, &PollThread::default()).unwrap(), address, came)
 }
 
 #[test]
@@ -61,7 +61,8 @@ fn ranks_come_over_each_of_several_addresses() {
     let addresses = listeners.each_ref().map(|listener| listener.local_addr().unwrap());
     let (here, came) = mpsc::channel();
     let host = Arc::new(Host(Credentials::new(None, ""), here));
-    let _acceptor = Acceptor::start(listeners.into(), Limits::default(), host).unwrap();
+    let _acceptor =
+        Acceptor::start(listeners.into(), Limits::default(), host, &PollThread::default()).unwrap();
     let mut streams = Vec::new();
     for (rank, address) in (1..).zip([addresses[1], addresses[0], addresses[1]]) {
         streams.push(prove(connect(address), rank).unwrap());

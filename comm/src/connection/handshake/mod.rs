@@ -325,7 +325,7 @@ impl<'a> Server<'a> {
         &self.opening
     }
 
-    pub(crate) fn check(self, claim: Claim) -> ConnectResult<Admission<'a>> {
+    pub(crate) fn check(self, claim: Claim) -> ConnectResult<Admission> {
         let (said, proof) = claim.split_at(claim.len() - PROOF);
         let expected = self.credentials.client_proof(&self.client, &self.opening, said);
         expected.verify_slice(proof).map_err(|_| ConnectError::BadProof)?;
@@ -336,25 +336,28 @@ impl<'a> Server<'a> {
             _ => return Err(ConnectError::Malformed("an unknown purpose".into())),
         };
         let caller = ClientClaim { rank: number(&said[..4]), world_size: number(&said[4..8]), purpose };
-        Ok(Admission { server: self, claim, caller })
+        let Self { credentials, client, opening } = self;
+        Ok(Admission { credentials: credentials.clone(), client, opening, claim, caller })
     }
 }
 
 /// The listening side, once the client's proof is verified.
-pub(crate) struct Admission<'a> {
-    server: Server<'a>,
+pub(crate) struct Admission {
+    credentials: Credentials,
+    client: Opening,
+    opening: Opening,
     claim: Claim,
     pub(crate) caller: ClientClaim,
 }
 
-impl Admission<'_> {
+impl Admission {
     pub(crate) fn answer(&self, verdict: Verdict) -> Answer {
-        let Server { credentials, client, opening } = &self.server;
         let mut answer = [0; 41];
         answer[0] = verdict.status as u8;
         answer[1..5].copy_from_slice(&verdict.rank.to_le_bytes());
         answer[5..9].copy_from_slice(&verdict.world_size.to_le_bytes());
-        let proof = credentials.server_proof(client, opening, &self.claim, &answer[..9]);
+        let Self { credentials, client, opening, claim, .. } = self;
+        let proof = credentials.server_proof(client, opening, claim, &answer[..9]);
         answer[9..].copy_from_slice(&proof.finalize().into_bytes());
         answer
     }

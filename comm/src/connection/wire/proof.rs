@@ -64,22 +64,22 @@ impl<const N: usize> PartialMessage<N> {
 }
 
 /// Result of one step of a handshake.
-pub(crate) enum HandshakeStep<'a> {
-    Proved(Admission<'a>),
+pub(crate) enum HandshakeStep {
+    Proved(Box<Admission>),
     /// The next step waits for these poll events.
     Waits(PollFlags),
 }
 
 impl HandshakeStream {
     /// Runs the listening side of [`HandshakeStream::connect`], up to the answer.
-    pub(crate) fn accept<'a>(
+    pub(crate) fn accept(
         &mut self,
-        credentials: &'a Credentials,
+        credentials: &Credentials,
         deadline: Instant,
-    ) -> ConnectResult<Admission<'a>> {
+    ) -> ConnectResult<Admission> {
         loop {
             match self.step(credentials)? {
-                HandshakeStep::Proved(admission) => return Ok(admission),
+                HandshakeStep::Proved(admission) => return Ok(*admission),
                 HandshakeStep::Waits(flags) => self.wait(flags, deadline)?,
             }
         }
@@ -87,7 +87,7 @@ impl HandshakeStream {
 
     /// Advances the same as far as is possible without waiting. A client without proof uses no more of this process than
     /// this.
-    pub(crate) fn step<'a>(&mut self, credentials: &'a Credentials) -> ConnectResult<HandshakeStep<'a>> {
+    pub(crate) fn step(&mut self, credentials: &Credentials) -> ConnectResult<HandshakeStep> {
         loop {
             self.proof = match &mut self.proof {
                 ServerHandshake::Opening(part) => match part.whole(&self.stream)? {
@@ -126,7 +126,7 @@ impl HandshakeStream {
                     if matches!(admission, Err(ConnectError::BadProof)) {
                         self.stream.say(&Server::no_proof());
                     }
-                    return admission.map(HandshakeStep::Proved);
+                    return admission.map(|admission| HandshakeStep::Proved(Box::new(admission)));
                 }
             };
         }

@@ -1,28 +1,26 @@
-//! Control thread of rank 0: detects deaths, queries the ranks, chooses a cause, and sends the same cause to all.
+//! Control connections of rank 0: detects deaths, queries the ranks, chooses a cause, and sends the same cause to all.
 //!
 //! However many ranks have questions, each rank is asked once what it is doing: all questions that have arrived are
 //! answered in one round, and those that arrive meanwhile in the next.
 
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::PollFd;
 
 use crate::base::cause::Cause;
-use crate::base::timespec::timespec;
+use crate::connection::poll_thread::Polled;
 use crate::failure::diagnosis::{Question, Status, choose_cause, may_change};
 
 use super::failure_state::{FailureState, PROBE_TIMEOUT};
-use super::member::drain;
 use super::wire::{ControlMessage, Wire};
 
 /// Pause before a new round, when the answers of ranks that were just asked may soon change.
 const PAUSE: Duration = Duration::from_millis(20);
 
-pub(super) struct Coordinator<'a> {
-    failure_state: &'a FailureState,
-    wake_receiver: &'a UnixStream,
+pub(super) struct Coordinator {
+    failure_state: Arc<FailureState>,
     members: Vec<MemberControl>,
     inquiries: Vec<Inquiry>,
     round: Option<Round>,
@@ -58,70 +56,44 @@ struct Round {
     statuses: Vec<Option<Status>>,
 }
 
-impl<'a> Coordinator<'a> {
-    pub(super) fn new(
-        failure_state: &'a FailureState,
-        wake_receiver: &'a UnixStream,
-        wires: Vec<Option<Wire>>,
-    ) -> Self {
-        let member = |wire| MemberControl { wire, left: false, because: None, asked: None };
-        let members = wires.into_iter().map(member).collect();
-        let not_before = Instant::now();
-        Self {
-            failure_state,
-            wake_receiver,
-            members,
-            inquiries: Vec::new(),
-            round: None,
-            rounds: 0,
-            not_before,
-        }
+impl Polled for Coordinator {
+    fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+        let wires = self.members.iter().filter_map(|member| member.wire.as_ref());
+        fds.extend(wires.map(|wire| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())));
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.next_deadline().into_iter().chain(self.failure_state.death_log_at()).min()
     }
 
     /// Serves until the group is closed.
-    pub(super) fn serve(mut self) {
-        let closing = loop {
-            if let Some(closing) = self.failure_state.closing() {
-                break closing;
+    fn act(&mut self, ready: &[bool]) -> bool {
+        if let Some(closing) = self.failure_state.closing() {
+            if closing.goodbye {
+                let progress = self.failure_state.progress();
+                let because = self.failure_state.failure_of_other_group();
+                self.send_all(&ControlMessage::Goodbye { progress, because });
             }
-            let ready = self.sleep();
-            self.failure_state.log_death();
-            drain(self.wake_receiver);
-            for (id, question) in self.failure_state.take_questions() {
-                self.inquire(0, id, question);
-            }
-            for rank in ready {
-                self.listen(rank);
-            }
-            self.advance();
-        };
-        if closing.goodbye {
-            let (progress, because) =
-                (self.failure_state.progress(), self.failure_state.failure_of_other_group());
-            self.send_all(&ControlMessage::Goodbye { progress, because });
+            return false;
         }
+        self.failure_state.log_death();
+        for (id, question) in self.failure_state.take_questions() {
+            self.inquire(0, id, question);
+        }
+        let live = (0..self.members.len()).filter(|rank| self.members[*rank].wire.is_some());
+        let spoke: Vec<usize> = live.zip(ready).filter(|(_, ready)| **ready).map(|(rank, _)| rank).collect();
+        spoke.into_iter().for_each(|rank| self.listen(rank));
+        self.advance();
+        true
     }
+}
 
-    /// Sleeps until something happens or is due, and returns the ranks whose connections are ready.
-    fn sleep(&self) -> Vec<usize> {
-        let wires = self.members.iter().enumerate();
-        let live: Vec<(usize, &Wire)> =
-            wires.filter_map(|(rank, member)| Some((rank, member.wire.as_ref()?))).collect();
-        let mut polled = vec![PollFd::from_borrowed_fd(self.wake_receiver.as_fd(), PollFlags::IN)];
-        polled.extend(
-            live.iter().map(|(_, wire)| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())),
-        );
-        let deadline = self.next_deadline().into_iter().chain(self.failure_state.death_log_at()).min();
-        let timeout = deadline.map(|deadline| {
-            timespec(deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
-        });
-        if poll(&mut polled, timeout.as_ref()).is_err() {
-            return Vec::new();
-        }
-        let spoke = |(polled, (rank, _)): (&PollFd<'_>, (usize, &Wire))| {
-            (!polled.revents().is_empty()).then_some(rank)
-        };
-        polled[1..].iter().zip(live).filter_map(spoke).collect()
+impl Coordinator {
+    pub(super) fn new(failure_state: Arc<FailureState>, wires: Vec<Option<Wire>>) -> Self {
+        let member = |wire| MemberControl { wire, left: false, because: None, asked: None };
+        let members = wires.into_iter().map(member).collect();
+        let not_before = Instant::now();
+        Self { failure_state, members, inquiries: Vec::new(), round: None, rounds: 0, not_before }
     }
 
     /// Returns when to wake even if no message arrives.
@@ -231,12 +203,14 @@ impl<'a> Coordinator<'a> {
                 }
                 _ => choose_cause(asker, question, &statuses),
             };
-            if now < deadline && cause.as_ref().is_some_and(|cause| may_change(cause, &statuses)) {
+            let cause = cause.map(|cause| self.cause_of_leaving(cause));
+            // The reason comes with the goodbye of a rank that leaves.
+            let is_open = |cause: &Cause| may_change(cause, &statuses) || cause.lacks_reason();
+            if now < deadline && cause.as_ref().is_some_and(is_open) {
                 self.not_before = now + PAUSE;
                 self.inquiries.push(inquiry);
                 continue;
             }
-            let cause = cause.map(|cause| self.cause_of_leaving(cause));
             match cause {
                 Some(cause) if question.is_fatal() => self.fail_group(cause),
                 cause => self.answer(asker, id, cause),
@@ -261,7 +235,7 @@ impl<'a> Coordinator<'a> {
             Cause::Left { rank } => {
                 self.members.get(rank).and_then(|member| member.because.clone()).unwrap_or(cause)
             }
-            cause => cause,
+            cause => cause.with_reason(self.members.iter().filter_map(|member| member.because.as_ref())),
         }
     }
 
@@ -302,11 +276,13 @@ fn ask(wire: Option<&mut Wire>, asked: &mut Option<Instant>, number: u64) {
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, TcpStream};
-    use std::sync::Arc;
+
+    use rustix::event::{PollFlags, poll};
 
     use super::*;
     use crate::TcpConfig;
     use crate::base::members::Members;
+    use crate::base::timespec::timespec;
     use crate::connection::stream::Stream;
     use crate::failure::supervisor::Supervisor;
     use crate::transport::tcp::connections::DataConnections;
@@ -314,10 +290,10 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     /// Rank 0 of a group of `world_size` ranks, without data connections.
-    fn office(world_size: usize) -> (FailureState, UnixStream) {
+    fn office(world_size: usize) -> Arc<FailureState> {
         let config = TcpConfig { world_size, ..TcpConfig::default() };
         let data_connections = DataConnections::with(0, (0..world_size).map(|_| None).collect());
-        FailureState::new(&config, Members::world(world_size), data_connections, Arc::default()).unwrap()
+        Arc::new(FailureState::new(&config, Members::world(world_size), data_connections, Arc::default()))
     }
 
     fn pair() -> [Wire; 2] {
@@ -348,26 +324,26 @@ mod tests {
 
     #[test]
     fn a_rank_that_there_is_not_does_no_harm() {
-        let (failure_state, wake_receiver) = office(2);
+        let failure_state = office(2);
         let [here, mut there] = pair();
         let cause = Cause::Left { rank: 9 };
-        std::thread::scope(|scope| {
-            scope.spawn(|| Coordinator::new(&failure_state, &wake_receiver, vec![None, Some(here)]).serve());
-            there.write(&ControlMessage::Ask {
-                id: 1,
-                question: Question::Known { peer: 0, cause: cause.clone() },
-            });
-            assert_eq!(verdict(&mut there), cause);
-            failure_state.close(false);
+        let coordinator = Coordinator::new(failure_state.clone(), vec![None, Some(here)]);
+        let served = failure_state.job().thread().serve(Box::new(coordinator)).unwrap();
+        there.write(&ControlMessage::Ask {
+            id: 1,
+            question: Question::Known { peer: 0, cause: cause.clone() },
         });
+        assert_eq!(verdict(&mut there), cause);
+        failure_state.close(false);
+        served.wait();
         let error = failure_state.error(&failure_state.failure().unwrap(), "barrier #1".into());
         assert!(error.to_string().starts_with("rank 9 (host ) left the group"), "{error}");
     }
 
     #[test]
     fn that_others_go_too_does_not_keep_rank_0_from_saying_that_one_has_died() {
-        let (failure_state, wake_receiver) = office(3);
-        let mut center = Coordinator::new(&failure_state, &wake_receiver, (0..3).map(|_| None).collect());
+        let failure_state = office(3);
+        let mut center = Coordinator::new(failure_state.clone(), (0..3).map(|_| None).collect());
         center.fail_group(Cause::Died { rank: 1 });
         center.fail_group(Cause::Died { rank: 2 });
         assert!(failure_state.death_log_at().is_some());
@@ -378,7 +354,7 @@ mod tests {
 
     #[test]
     fn who_waits_in_another_group_is_not_said_to_have_called_nothing() {
-        let failure_state = Arc::new(office(3).0);
+        let failure_state = office(3);
         let idle = "rank 0 has called nothing since rank 1 (host here) died: its next operation fails";
         assert_eq!(failure_state.death_text(1), idle);
         let call = "rendezvous in the group [0, 2]".to_string();

@@ -1,43 +1,74 @@
-//! Control thread of every rank but 0: answers rank 0's queries, and forwards questions to it.
+//! Control connection of every rank but 0: answers rank 0's queries, and forwards questions to it.
 
-use std::io::Read;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::PollFd;
 
 use crate::base::cause::Cause;
-use crate::base::timespec::timespec;
+use crate::connection::poll_thread::Polled;
 use crate::failure::diagnosis::{Question, Status};
 
 use super::failure_state::FailureState;
 use super::wire::{ControlMessage, Wire};
 
-/// Serves until the group is closed. Once rank 0 is gone, it answers questions by itself.
-pub(super) fn serve(failure_state: &FailureState, wake_receiver: &UnixStream, center: Option<Wire>) {
-    let mut center = center;
-    let mut asked: Vec<(u64, Question)> = Vec::new();
-    let mut gone_center = RankZeroLeft::default();
-    let closing = loop {
-        if let Some(closing) = failure_state.closing() {
-            break closing;
+/// The control connection of a rank. Once rank 0 is gone, the rank answers its questions by itself.
+pub(super) struct Member {
+    failure_state: Arc<FailureState>,
+    /// To rank 0.
+    center: Option<Wire>,
+    /// The questions that rank 0 has not answered.
+    asked: Vec<(u64, Question)>,
+    gone_center: RankZeroLeft,
+}
+
+impl Polled for Member {
+    fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+        let wires = self.center.iter();
+        fds.extend(wires.map(|wire| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())));
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.failure_state.death_log_at()
+    }
+
+    /// Serves until the group is closed.
+    fn act(&mut self, ready: &[bool]) -> bool {
+        if let Some(closing) = self.failure_state.closing() {
+            if let Some(wire) = self.center.as_mut().filter(|_| closing.goodbye) {
+                let progress = self.failure_state.progress();
+                let because = self.failure_state.failure_of_other_group();
+                wire.write(&ControlMessage::Goodbye { progress, because });
+            }
+            return false;
         }
-        if !sleep(failure_state, wake_receiver, center.as_ref()) {
-            continue;
-        }
-        failure_state.log_death();
-        drain(wake_receiver);
-        for (id, question) in failure_state.take_questions() {
-            match &mut center {
+        self.failure_state.log_death();
+        for (id, question) in self.failure_state.take_questions() {
+            match &mut self.center {
                 Some(wire) => {
                     wire.write(&ControlMessage::Ask { id, question: question.clone() });
-                    asked.push((id, question));
+                    self.asked.push((id, question));
                 }
-                None => decide_alone(failure_state, &gone_center, id, &question),
+                None => decide_alone(&self.failure_state, &self.gone_center, id, &question),
             }
         }
-        let Some(wire) = &mut center else { continue };
+        if ready.contains(&true) {
+            self.listen();
+        }
+        true
+    }
+}
+
+impl Member {
+    pub(super) fn new(failure_state: Arc<FailureState>, center: Option<Wire>) -> Self {
+        Self { failure_state, center, asked: Vec::new(), gone_center: RankZeroLeft::default() }
+    }
+
+    /// Reads what rank 0 has sent.
+    fn listen(&mut self) {
+        let Some(wire) = &mut self.center else { return };
+        let failure_state = &self.failure_state;
         let (messages, ended) = wire.read();
         let mut gone = ended.is_err();
         if !messages.is_empty() {
@@ -49,41 +80,27 @@ pub(super) fn serve(failure_state: &FailureState, wake_receiver: &UnixStream, ce
                     wire.write(&ControlMessage::Doing { inquiry, activity: failure_state.activity() })
                 }
                 ControlMessage::Answer { id, cause } => {
-                    asked.retain(|(known, _)| *known != id);
+                    self.asked.retain(|(known, _)| *known != id);
                     failure_state.answer(id, cause);
                 }
                 ControlMessage::Verdict(cause) => drop(failure_state.fail(cause)),
                 ControlMessage::Goodbye { progress, because } => {
-                    (center, gone) = (None, false);
                     let because = because.map(|cause| failure_state.converted_from_group(cause));
-                    gone_center = RankZeroLeft { done: progress, because };
-                    asked
-                        .drain(..)
-                        .for_each(|(id, question)| decide_alone(failure_state, &gone_center, id, &question));
-                    break;
+                    self.gone_center = RankZeroLeft { done: progress, because };
+                    self.center = None;
+                    for (id, question) in self.asked.drain(..) {
+                        decide_alone(failure_state, &self.gone_center, id, &question);
+                    }
+                    return;
                 }
                 ControlMessage::Ask { .. } | ControlMessage::Doing { .. } => gone = true,
             }
         }
         if gone {
             failure_state.fail(Cause::Died { rank: 0 });
-            center = None;
+            self.center = None;
         }
-    };
-    if let Some(mut wire) = center.filter(|_| closing.goodbye) {
-        let (progress, because) = (failure_state.progress(), failure_state.failure_of_other_group());
-        wire.write(&ControlMessage::Goodbye { progress, because });
     }
-}
-
-/// Sleeps until there may be something to do. Returns false if `poll` failed.
-fn sleep(failure_state: &FailureState, wake_receiver: &UnixStream, center: Option<&Wire>) -> bool {
-    let mut polled = vec![PollFd::from_borrowed_fd(wake_receiver.as_fd(), PollFlags::IN)];
-    polled.extend(center.map(|wire| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())));
-    let timeout = failure_state
-        .death_log_at()
-        .map(|at| timespec(at.saturating_duration_since(Instant::now()) + Duration::from_millis(1)));
-    poll(&mut polled, timeout.as_ref()).is_ok()
 }
 
 /// What rank 0 reported when it left.
@@ -114,16 +131,10 @@ fn decide_alone(failure_state: &FailureState, gone: &RankZeroLeft, id: u64, ques
     let cause = match (&gone.because, own) {
         (Some(because), _) if waits => Some(because.clone()),
         (Some(because), Some(Cause::Left { rank: 0 })) => Some(because.clone()),
-        (_, own) => own,
+        (because, own) => own.map(|own| own.with_reason(because)),
     };
     match cause {
         Some(cause) if question.is_fatal() => failure_state.fail_alone(cause),
         cause => failure_state.answer(id, cause),
     }
-}
-
-/// Empties the wake-up socket.
-pub(super) fn drain(mut wake_receiver: &UnixStream) {
-    let mut bytes = [0; 64];
-    while matches!(wake_receiver.read(&mut bytes), Ok(got) if got > 0) {}
 }

@@ -1,7 +1,7 @@
 //! Control connections, by which ranks detect each other's death, report what they do, and agree on one cause.
 //!
-//! They form a star around rank 0: every rank but 0 has one connection, rank 0 has P - 1. Each rank has a thread that
-//! only serves them. So a rank that computes, or whose data connections are quiet, still answers, and a stopped process
+//! They form a star around rank 0: every rank but 0 has one connection, rank 0 has P - 1. Each rank has one thread that
+//! serves those of all its groups. So a rank that computes, or whose data connections are quiet, still answers, and a stopped process
 //! does not.
 //!
 //! The connections are quiet until something happens. Then P messages to and from rank 0 collect what all ranks are
@@ -18,25 +18,23 @@ pub(crate) mod fuzz;
 mod member;
 mod wire;
 
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
+use crate::Result;
+use crate::connection::poll_thread::{Polled, Served};
 use crate::connection::stream::Stream;
 use crate::failure::control::failure_state::FailureState;
-use crate::{Error, Result};
 
-/// Starts the thread that serves this rank's control connections.
+/// Lets the job's thread serve this rank's control connections, until the group is closed.
 pub(crate) fn serve(
     failure_state: Arc<FailureState>,
-    wake_receiver: UnixStream,
     connections: Vec<Option<Arc<Stream>>>,
-) -> Result<JoinHandle<()>> {
+) -> Result<Served> {
     let wires: Vec<Option<wire::Wire>> = connections.into_iter().map(|c| c.map(wire::Wire::new)).collect();
-    let thread = std::thread::Builder::new().name("comm-control".into());
-    let body = move || match failure_state.rank() {
-        0 => coordinator::Coordinator::new(&failure_state, &wake_receiver, wires).serve(),
-        _ => member::serve(&failure_state, &wake_receiver, wires.into_iter().flatten().next()),
+    let job = failure_state.job().clone();
+    let polled: Box<dyn Polled> = match failure_state.rank() {
+        0 => Box::new(coordinator::Coordinator::new(failure_state, wires)),
+        _ => Box::new(member::Member::new(failure_state, wires.into_iter().flatten().next())),
     };
-    thread.spawn(body).map_err(|reason| Error::system("starting a thread", reason))
+    job.thread().serve(polled)
 }

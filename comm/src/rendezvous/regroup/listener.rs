@@ -57,12 +57,7 @@ impl ConnectionHandler for RegroupState {
     }
 
     /// Serves a connection to the listener.
-    fn serve(
-        &self,
-        mut wire: HandshakeStream,
-        admission: Admission<'_>,
-        until: Instant,
-    ) -> ConnectResult<()> {
+    fn serve(&self, mut wire: HandshakeStream, admission: Admission, until: Instant) -> ConnectResult<()> {
         let status = match admission.caller.purpose {
             Purpose::Regroup => HandshakeStatus::Admitted,
             _ => HandshakeStatus::NotAwaited,

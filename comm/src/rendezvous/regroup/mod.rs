@@ -63,6 +63,7 @@ use crate::base::lock::lock;
 use crate::base::members::Members;
 use crate::connection::acceptor::{Acceptor, Limits};
 use crate::connection::handshake::Credentials;
+use crate::connection::poll_thread::PollThread;
 use crate::{Elastic, Error, Result, TcpConfig};
 
 pub(crate) use message::RankAddress;
@@ -220,7 +221,12 @@ impl RegroupEndpoint {
             came: Condvar::new(),
             turn: Mutex::default(),
         });
-        let _listener = Acceptor::start(vec![listener], Limits::default(), regroup_state.clone())?;
+        let _listener = Acceptor::start(
+            vec![listener],
+            Limits::default(),
+            regroup_state.clone(),
+            &PollThread::default(),
+        )?;
         Ok(Arc::new(Self { regroup_state, _listener }))
     }
 }
@@ -329,6 +335,7 @@ impl RegroupState {
             // Not watched: it is the group that has failed.
             parent: None,
             regroup_port: 0,
+            thread: PollThread::default(),
             agreed: None,
         }
     }

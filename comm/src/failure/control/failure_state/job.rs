@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 use crate::base::cause::Cause;
 use crate::base::lock::lock;
 use crate::connection::connect_error::ConnectError;
+use crate::connection::poll_thread::PollThread;
 use crate::failure::control::failure_state::FailureState;
 use crate::failure::diagnosis::OtherGroupCall;
 use crate::{Error, Result};
@@ -14,6 +15,8 @@ use crate::{Error, Result};
 /// The groups of one job in this process. Ranks are given by their numbers in the whole job here.
 #[derive(Debug, Default)]
 pub(crate) struct Job {
+    /// Serves the control connections and the listeners of all groups.
+    thread: PollThread,
     /// The first one is the group of all ranks; the others were created from it.
     groups: Mutex<Vec<Weak<FailureState>>>,
     /// The first failure. Cleared when the program, which knows of it, continues with another group.
@@ -66,6 +69,14 @@ impl Drop for FormationGuard {
 }
 
 impl Job {
+    pub(crate) fn new(thread: PollThread) -> Self {
+        Self { thread, ..Self::default() }
+    }
+
+    pub(crate) fn thread(&self) -> &PollThread {
+        &self.thread
+    }
+
     /// Adds a group.
     pub(crate) fn add(&self, group: &Arc<FailureState>) {
         let mut groups = lock(&self.groups);

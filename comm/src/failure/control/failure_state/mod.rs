@@ -4,23 +4,20 @@ pub(crate) mod job;
 mod other_groups;
 mod supervision;
 
-use std::io::Write;
 use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::TcpConfig;
 use crate::base::cause::{Cause, NO_ANSWER};
 use crate::base::last_message::{self, GOODBYE};
 use crate::base::lock::lock;
 use crate::base::members::Members;
-use crate::connection::connect_error::ConnectError;
 use crate::failure::control::failure_state::job::Job;
 use crate::failure::diagnosis::{Activity, OtherGroupCall, Question, Status, choose_cause};
 use crate::failure::supervisor::Supervisor;
 use crate::transport::tcp::connections::DataConnections;
-use crate::{Error, Result, TcpConfig};
 
 /// How long rank 0 waits for the ranks to report what they are doing.
 pub(super) const PROBE_TIMEOUT: Duration = Duration::from_millis(400);
@@ -53,8 +50,6 @@ pub(crate) struct FailureState {
     is_logged: AtomicBool,
     /// The failure was decided by this rank alone, since rank 0 has left: no rank 0 sends it to the others.
     alone: AtomicBool,
-    /// A byte written here wakes the control thread.
-    wake_sender: UnixStream,
 }
 
 #[derive(Debug, Default)]
@@ -78,21 +73,13 @@ pub(super) struct Closing {
 }
 
 impl FailureState {
-    /// Creates the state, and returns it with the end of the socket pair that the control thread polls.
     pub(crate) fn new(
         config: &TcpConfig,
         members: Members,
         data_connections: Arc<DataConnections>,
         job: Arc<Job>,
-    ) -> Result<(Self, UnixStream)> {
-        let pair = UnixStream::pair().and_then(|(wake_sender, wake_receiver)| {
-            wake_sender.set_nonblocking(true)?;
-            wake_receiver.set_nonblocking(true)?;
-            Ok((wake_sender, wake_receiver))
-        });
-        let (wake_sender, wake_receiver) =
-            pair.map_err(|reason| Error::system("making a socket pair", ConnectError::from(reason)))?;
-        let failure_state = Self {
+    ) -> Self {
+        Self {
             rank: config.rank,
             members,
             timeout: config.bounded_timeout(),
@@ -106,9 +93,7 @@ impl FailureState {
             is_known: AtomicBool::new(false),
             is_logged: AtomicBool::new(false),
             alone: AtomicBool::new(false),
-            wake_sender,
-        };
-        Ok((failure_state, wake_receiver))
+        }
     }
 
     pub(super) fn rank(&self) -> usize {
@@ -332,7 +317,6 @@ impl FailureState {
     }
 
     fn wake(&self) {
-        // If the socket buffer is full, the control thread is going to wake anyway.
-        let _ = (&self.wake_sender).write(&[0]);
+        self.job.thread().wake();
     }
 }

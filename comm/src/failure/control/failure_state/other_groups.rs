@@ -39,6 +39,11 @@ impl FailureState {
         Some(OtherGroupCall { call, waits: waits.collect() })
     }
 
+    /// Records that this rank's program cannot go on, for the goodbyes of all groups of the job.
+    pub(crate) fn announce_failure(&self, reason: &str) {
+        self.job.note(Cause::program(self.members.world_rank(self.rank), reason));
+    }
+
     /// Returns the cause for which a group of the job has failed, in this group's ranks.
     pub(crate) fn failure_of_other_group(&self) -> Option<Cause> {
         Some(self.to_own_ranks(self.job.failure()?))
@@ -64,6 +69,7 @@ impl FailureState {
             Cause::InJob { cause, .. } => self.to_own_ranks(*cause),
             cause => cause,
         }
+        .with_reason(&self.failure_of_other_group())
     }
 
     /// Asks the group of all ranks about the ranks that a question is about. It may have to query all of them.

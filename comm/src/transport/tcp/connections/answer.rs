@@ -16,12 +16,7 @@ impl ConnectionHandler for DataConnections {
 
     /// Accepts a connection from a peer to which there is none yet. From then on its deadline is that of the group's
     /// time-out, not `until`.
-    fn serve(
-        &self,
-        mut wire: HandshakeStream,
-        admission: Admission<'_>,
-        until: Instant,
-    ) -> ConnectResult<()> {
+    fn serve(&self, mut wire: HandshakeStream, admission: Admission, until: Instant) -> ConnectResult<()> {
         let status = self.admit(admission.caller);
         let own = self.setup.own;
         let answer = admission.answer(Verdict { status, rank: own.rank, world_size: own.world_size });

@@ -4,6 +4,7 @@ use crate::base::last_message::LastMessage;
 use crate::connection::acceptor::{Acceptor, Limits};
 use crate::connection::handshake::{HandshakeStatus, Purpose, Verdict};
 use crate::connection::obstacle::Obstacle;
+use crate::connection::poll_thread::PollThread;
 use crate::transport::site::Site;
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
@@ -45,7 +46,8 @@ fn data_connections(rank: usize, addresses: [SocketAddr; 2]) -> Arc<DataConnecti
 }
 
 fn acceptor(data_connections: &Arc<DataConnections>, listener: TcpListener) -> Acceptor {
-    Acceptor::start(vec![listener], Limits::default(), data_connections.clone()).unwrap()
+    Acceptor::start(vec![listener], Limits::default(), data_connections.clone(), &PollThread::default())
+        .unwrap()
 }
 
 /// Returns both ranks, each with the acceptor of its connections.
