@@ -14,6 +14,7 @@ chapters! {
     FromPytorch: "book/src/from-pytorch.md",
     Models: "book/src/models.md",
     Language: "book/src/language.md",
+    Preferences: "book/src/preferences.md",
     AnyLayout: "book/src/any-layout.md",
     Experiments: "book/src/experiments.md",
     Layout: "book/src/layout.md",

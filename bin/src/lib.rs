@@ -25,7 +25,7 @@ use clap::{Parser, Subcommand};
 use cli::comm_bench::{self, CommBenchOptions};
 use cli::error::Result;
 use cli::language::text::{ChatOptions, EvaluateOptions, ExportOptions, GenerateOptions, TokenizeOptions};
-use cli::language::{FinetuneOptions, PretrainOptions};
+use cli::language::{FinetuneOptions, PreferOptions, PretrainOptions};
 use cli::shell::{CompletionsOptions, ManOptions};
 use cli::{language, launch, plan, program};
 
@@ -82,6 +82,8 @@ enum Command {
     Pretrain(PretrainOptions),
     /// Train a Hugging Face model on your text, whole or by adapters
     Finetune(FinetuneOptions),
+    /// Train a Hugging Face model on pairs of answers (DPO, ORPO, SimPO)
+    Prefer(PreferOptions),
     /// Generate text with a Hugging Face model
     Generate(GenerateOptions),
     /// Converse with a Hugging Face model
@@ -120,6 +122,7 @@ impl Command {
             Command::ProcessGroups(options) => process_groups::run(options),
             Command::Pretrain(options) => language::run(options),
             Command::Finetune(options) => language::run(options),
+            Command::Prefer(options) => language::run(options),
             Command::Generate(options) => options.run(),
             Command::Chat(options) => options.run(),
             Command::Evaluate(options) => options.run(),

@@ -13,7 +13,7 @@ pub const NARROW: usize = 80;
 const INDENT: usize = 10;
 
 /// Options shared by many commands, by help heading. `-h` has one line for each group that a command has.
-pub const SHARED: [(&str, &[&str]); 6] = [
+pub const SHARED: [(&str, &[&str]); 8] = [
     (
         "Ranks",
         &[
@@ -43,6 +43,8 @@ pub const SHARED: [(&str, &[&str]); 6] = [
             "precision",
             "check-gradient",
             "no-memory-check",
+            "dropout",
+            "parameters",
         ],
     ),
     (
@@ -62,7 +64,9 @@ pub const SHARED: [(&str, &[&str]); 6] = [
             "clip",
         ],
     ),
-    ("Evaluation and logging", &["evaluate-every", "evaluate-rows", "sample-prompt", "sample", "log-every"]),
+    ("Evaluation and logging", &["evaluate-rows", "sample-prompt", "sample", "log-every"]),
+    ("Adapters", &["lora-alpha", "lora-dropout"]),
+    ("Preferences", &["label-smoothing", "simpo-gamma", "reference"]),
     ("Files", &["init", "data", "save", "save-dtype", "metrics", "trace", "report", "tensorboard"]),
     ("Checkpoints", &["checkpoint-dir", "checkpoint-every", "resume", "stop-on"]),
 ];

@@ -119,6 +119,7 @@ mod tests {
             loss_scale: None,
             balance_loss: None,
             busiest_expert: None,
+            pairs: None,
             speed: None,
         }
     }

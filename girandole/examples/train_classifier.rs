@@ -164,6 +164,7 @@ impl Training {
                 loss_scale: None,
                 balance_loss: None,
                 busiest_expert: None,
+                pairs: None,
                 speed: None,
             };
             if let Some(metrics) = &mut self.metrics {

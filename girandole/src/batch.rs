@@ -1,7 +1,7 @@
 //! A batch of rows.
 
 use candle_core::Tensor;
-use ops::Documents;
+use ops::{Documents, Preferences};
 
 /// Rows that a model is trained or evaluated on. Made of a pair of input and targets, its rows are not packed.
 ///
@@ -25,7 +25,8 @@ use ops::Documents;
 ///     let mut model = Parallel::new(comm, &layout, weights.parts(), &ParallelConfig::default(), build)?;
 ///     let input = Tensor::new(&[[1u32, 2, 7, 8, 9, 0]], &Device::Cpu)?;
 ///     let targets = Tensor::new(&[[2i64, 3, 8, 9, 10, -100]], &Device::Cpu)?;
-///     Ok(model.step_batch(&Batch { input, targets, documents: Some(documents.clone()) })?.loss)
+///     let batch = Batch { documents: Some(documents.clone()), ..(input, targets).into() };
+///     Ok(model.step_batch(&batch)?.loss)
 /// })?;
 /// assert_eq!(losses[0], losses[1]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -38,10 +39,12 @@ pub struct Batch {
     pub targets: Tensor,
     /// The documents of packed rows, which attention keeps apart; `None` if each row is one document.
     pub documents: Option<Documents>,
+    /// The pairs of answers that the documents are, and their loss, in place of the mean over targets; `None` if they are no pairs.
+    pub preferences: Option<Preferences>,
 }
 
 impl From<(Tensor, Tensor)> for Batch {
     fn from((input, targets): (Tensor, Tensor)) -> Self {
-        Self { input, targets, documents: None }
+        Self { input, targets, documents: None, preferences: None }
     }
 }

@@ -85,7 +85,9 @@ pub use {
 pub use batch::Batch;
 pub use error::{Error, Result};
 pub use layout::Layout;
-pub use parallel::{Evaluation, ExpertBalance, ExpertLoad, Parallel, ParallelConfig, StagesForward, Step};
+pub use parallel::{
+    Evaluation, ExpertBalance, ExpertLoad, Parallel, ParallelConfig, PreferenceReport, StagesForward, Step,
+};
 pub use strategy::{DistributedModel, checkpoint};
 pub use tensor_parallel::Weights as InitialWeights;
 pub use training::build::Recompute;

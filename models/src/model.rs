@@ -202,7 +202,8 @@ impl CausalLm {
     }
 
     /// Returns the mean cross-entropy over `targets`, ignoring targets of -100, without holding the logits of all
-    /// positions at once. Of a model with [labels](ModelConfig::labels), the mean loss of its [`Problem`](crate::Problem) over
+    /// positions at once. In a scope of [`Preferences`](ops::Preferences) it is the mean loss of their pairs. Of a model with
+    /// [labels](ModelConfig::labels), the mean loss of its [`Problem`](crate::Problem) over
     /// the documents: the target of each is at the place whose score counts, and those of all others are -100 or NaN.
     ///
     /// # Shapes
@@ -285,11 +286,17 @@ impl Model for CausalLm {
     }
 
     fn last_unit_loss(&self, x: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let preferences = RowContext::current().preferences;
         self.head.run(|head| {
             let x = head.norm.forward(x)?;
-            match &head.outputs {
-                Outputs::Tokens(tokens) => tokens.loss(&x, targets, &LinearCrossEntropyConfig::default()),
-                Outputs::Labels(scores) => scores.loss(&x, targets),
+            match (&head.outputs, &preferences) {
+                (Outputs::Tokens(tokens), None) => {
+                    tokens.loss(&x, targets, &LinearCrossEntropyConfig::default())
+                }
+                (Outputs::Tokens(tokens), Some(pairs)) => {
+                    pairs.loss(&tokens.log_probs(&x, targets, IGNORED)?, targets, IGNORED)
+                }
+                (Outputs::Labels(scores), _) => scores.loss(&x, targets),
             }
         })
     }

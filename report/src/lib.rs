@@ -54,7 +54,7 @@ pub use command_line::command_line;
 pub use error::{Error, Result};
 pub use page::mark_stopped;
 pub use run::{
-    Evaluation, OptionValue, Quantity, RankTimes, Report, RoutedTokens, RouterTokens, RunSeries, RunState,
-    Speedup, counted, fact,
+    Evaluation, OptionValue, PairMetrics, Quantity, RankTimes, Report, RoutedTokens, RouterTokens, RunSeries,
+    RunState, Speedup, counted, fact,
 };
 pub use timeline::Timeline;

@@ -115,6 +115,41 @@ pub struct RouterTokens {
     pub tokens: Vec<u64>,
 }
 
+/// What was found of pairs of answers in training on preferences: means over pairs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct PairMetrics {
+    /// Reward of the chosen answers.
+    pub reward_chosen: f64,
+    /// Reward of the rejected answers.
+    pub reward_rejected: f64,
+    /// The difference of both.
+    pub margin: f64,
+    /// The share of pairs whose chosen answer has the greater reward.
+    pub accuracy: f64,
+}
+
+impl PairMetrics {
+    /// The same as an evaluation's measures.
+    pub fn measures(&self) -> [(&'static str, f64); 4] {
+        [
+            ("margin", self.margin),
+            ("accuracy", self.accuracy),
+            ("reward_chosen", self.reward_chosen),
+            ("reward_rejected", self.reward_rejected),
+        ]
+    }
+
+    /// What the page of a run draws: names and values.
+    pub fn quantities(&self) -> [(&'static str, f64); 4] {
+        [
+            ("Margin of rewards", self.margin),
+            ("Accuracy of rewards (%)", 100.0 * self.accuracy),
+            ("Reward of chosen answers", self.reward_chosen),
+            ("Reward of rejected answers", self.reward_rejected),
+        ]
+    }
+}
+
 /// Result of a run on data that it was not trained on.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {

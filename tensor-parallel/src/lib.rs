@@ -70,7 +70,7 @@ pub use layer::{
     ColumnConfig, ColumnParallelLinear, ParallelMlp, ParallelSelfAttention, ParallelTransformerLayer,
     RowConfig, RowParallelLinear, TransformerLayerConfig, VocabParallelEmbedding, norm,
 };
-pub use op::vocab_parallel_cross_entropy;
+pub use op::{vocab_parallel_cross_entropy, vocab_parallel_log_probs};
 pub use parallel::TensorParallel;
 pub use parameter::Parameter;
 pub use random::RandomStreams;

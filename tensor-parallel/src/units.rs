@@ -7,6 +7,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use comm::autograd;
+use ops::tape::explicit_op1;
 use ops::{LinearCrossEntropyConfig, embedding};
 use training::build::{
     Builder, Division as Wanted, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig, WholeLayers,
@@ -17,7 +18,7 @@ use crate::context::sequence_dim;
 use crate::division::Division;
 use crate::{
     ColumnConfig, ColumnParallelLinear, Context, RowConfig, RowParallelLinear, ShardBuilder, Shards, Split,
-    op, vocab_parallel_cross_entropy,
+    op, vocab_parallel_cross_entropy, vocab_parallel_log_probs,
 };
 
 impl From<ShardBuilder> for Builder {
@@ -222,26 +223,54 @@ impl Vocabulary for Table {
             bail!("label smoothing is not there where the vocabulary is divided over ranks")
         }
         let (rows, targets) = counted(targets, config.ignore_index)?;
-        let (x, context) = match rows {
-            None => (x.clone(), self.context.clone()),
-            // The rows that count may belong to any rank's part of the sequence.
-            Some(rows) => {
-                let features = x.dims().last().copied().unwrap_or(1);
-                let all = self.context.gather_sequence(x)?.reshape(((), features))?;
-                (embedding(&all, &rows)?, self.context.without_sequence_parallelism())
-            }
-        };
-        let wide = |x: &Tensor| match x.dtype() {
-            DType::F16 | DType::BF16 => x.to_dtype(DType::F32),
-            _ => Ok(x.clone()),
-        };
+        let (x, context) = self.selected(x, rows.as_ref())?;
         if targets.elem_count() == 0 {
             // The mean over nothing is NaN, as with an undivided vocabulary.
             return wide(&x)?.sum_all()? + f64::NAN;
         }
-        let own = op::column(&x, &self.weight, None, &context)?;
+        Ok(vocab_parallel_cross_entropy(&self.own_logits(&x, &context)?, &targets, &context)?)
+    }
+
+    fn log_probs(&self, x: &Tensor, targets: &Tensor, ignored: i64) -> Result<Tensor> {
+        let (dims, all) = (targets.dims(), targets.elem_count());
+        let (rows, targets) = counted(targets, Some(ignored))?;
+        if targets.elem_count() == 0 {
+            let none = Tensor::zeros(dims, wide(&x.detach())?.dtype(), x.device())?;
+            return explicit_op1("log_probs", [x], none, |[x], _| Ok([Some(x.zeros_like()?.detach())]));
+        }
+        let (x, context) = self.selected(x, rows.as_ref())?;
+        let found = vocab_parallel_log_probs(&self.own_logits(&x, &context)?, &targets, &context)?;
+        let Some(rows) = rows else { return found.reshape(dims) };
+        let placed =
+            Tensor::zeros(all, found.dtype(), found.device())?.index_add(&rows, &found.detach(), 0)?;
+        explicit_op1("log_probs", [&found], placed.reshape(dims)?, move |_, gradient| {
+            Ok([Some(gradient.detach().flatten_all()?.index_select(&rows, 0)?)])
+        })
+    }
+}
+
+impl Table {
+    /// The rows that count, `None` if that is all of them, and the context in which logits are computed of them.
+    fn selected(&self, x: &Tensor, rows: Option<&Tensor>) -> Result<(Tensor, Context)> {
+        let Some(rows) = rows else { return Ok((x.clone(), self.context.clone())) };
+        // They may belong to any rank's part of the sequence.
+        let features = x.dims().last().copied().unwrap_or(1);
+        let all = self.context.gather_sequence(x)?.reshape(((), features))?;
+        Ok((embedding(&all, rows)?, self.context.without_sequence_parallelism()))
+    }
+
+    /// This rank's classes of the logits of all rows, in f32 or f64.
+    fn own_logits(&self, x: &Tensor, context: &Context) -> Result<Tensor> {
+        let own = op::column(x, &self.weight, None, context)?;
         let classes = own.dims().last().copied().unwrap_or(1);
-        Ok(vocab_parallel_cross_entropy(&wide(&own)?.reshape(((), classes))?, &targets, &context)?)
+        wide(&own)?.reshape(((), classes))
+    }
+}
+
+fn wide(x: &Tensor) -> Result<Tensor> {
+    match x.dtype() {
+        DType::F16 | DType::BF16 => x.to_dtype(DType::F32),
+        _ => Ok(x.clone()),
     }
 }
 

@@ -37,6 +37,7 @@ mod pipeline_transformer;
 mod plan;
 #[cfg(target_os = "linux")]
 mod preempted;
+mod prefer;
 #[cfg(target_os = "linux")]
 mod process_groups;
 mod processors;

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::error::Result;
 use girandole::trainer::StepReport;
+use report::PairMetrics;
 use report::metrics::{StepDetails, StepSpeed};
 use report::tensorboard::EventWriter;
 
@@ -78,6 +79,15 @@ fn scalars(report: &StepReport, details: &StepDetails) -> Vec<(&'static str, f64
     };
     scalars.extend(report.balance_loss.map(|loss| ("train/balance_loss", loss)));
     scalars.extend(report.busiest_expert.map(|share| ("train/busiest_expert", share)));
+    let of_pairs = |pairs: PairMetrics| {
+        [
+            ("preferences/margin", pairs.margin),
+            ("preferences/accuracy", pairs.accuracy),
+            ("preferences/reward_chosen", pairs.reward_chosen),
+            ("preferences/reward_rejected", pairs.reward_rejected),
+        ]
+    };
+    scalars.extend(details.pairs.into_iter().flat_map(of_pairs));
     scalars.extend(details.speed.into_iter().flat_map(of_speed));
     scalars
 }

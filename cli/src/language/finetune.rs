@@ -27,9 +27,9 @@ pub struct FinetuneOptions {
     ///
     /// A folder with config.json, safetensors and tokenizer.json, as transformers writes it: a Llama, Mistral, Mixtral, Qwen2.5, Qwen3, DeepSeek V3 or GPT-2.
     #[arg(long, value_name = "DIR")]
-    model: PathBuf,
+    pub(super) model: PathBuf,
     #[command(flatten)]
-    options: TrainOptions,
+    pub(super) options: TrainOptions,
     /// What the model's head is for.
     #[command(flatten)]
     labels: LabelOptions,
@@ -81,7 +81,7 @@ pub struct FinetuneOptions {
 }
 
 impl FinetuneOptions {
-    fn lora(&self, weights: &Weights) -> Result<Option<Lora>> {
+    pub(super) fn lora(&self, weights: &Weights) -> Result<Option<Lora>> {
         let is_adapted = self.lora_rank.is_some() || self.adapters.is_some();
         if let Some(labels) = weights.config().labels.as_ref().filter(|_| is_adapted) {
             let option = if self.adapters.is_some() { "--adapters" } else { "--lora-rank" };

@@ -1,9 +1,11 @@
-//! The interface of `pretrain` and `finetune` to their shared training code.
+//! The interface of `pretrain`, `finetune` and `prefer` to their shared training code.
 
 use std::path::Path;
 
 use crate::error::Result;
 use models::{Lora, Tokenizer, Weights};
+
+use ops::PreferenceConfig;
 
 use super::options::TrainOptions;
 
@@ -32,6 +34,24 @@ pub trait Job: Clone {
     /// Whether adapters alone are saved.
     fn saves_adapters(&self) -> bool {
         false
+    }
+
+    /// Returns the loss of pairs of answers, if the rows are pairs.
+    fn preferences(&self) -> Option<PreferenceConfig> {
+        None
+    }
+
+    /// Returns the model that pairs are compared with, if their loss compares with one.
+    ///
+    /// # Errors
+    /// Files that cannot be used, and a model that does not fit.
+    fn reference(&self) -> Result<Option<Subject>> {
+        Ok(None)
+    }
+
+    /// Returns further settings that affect what a run learns, by option.
+    fn settings(&self) -> Vec<(String, String)> {
+        Vec::new()
     }
 
     /// Returns the folder of the model that is read, if any.

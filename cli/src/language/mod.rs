@@ -1,5 +1,5 @@
-//! The commands for language models: [`PretrainOptions`] and [`FinetuneOptions`] train one in any layout, on text or
-//! conversations; [`text`] has those that use one or convert text to tokens.
+//! The commands for language models: [`PretrainOptions`], [`FinetuneOptions`] and [`PreferOptions`] train one in any layout, on text,
+//! conversations or pairs of answers; [`text`] has those that use one or convert text to tokens.
 //!
 //! Each command is a clap struct of options. Your own program takes them as its commands:
 //!
@@ -29,7 +29,7 @@
 //! # Ok::<(), comm::Error>(())
 //! ```
 //!
-//! Read it in this order: [`PretrainOptions`], [`FinetuneOptions`], [`run`], then [`text`].
+//! Read it in this order: [`PretrainOptions`], [`FinetuneOptions`], [`PreferOptions`], [`run`], then [`text`].
 //!
 //! What trains is [`girandole::trainer`]; a program that needs no command line uses that.
 mod base;
@@ -39,6 +39,8 @@ mod job;
 mod labels;
 mod memory;
 mod options;
+mod pairs;
+mod prefer;
 mod pretrain;
 mod sample;
 mod settings;
@@ -53,5 +55,6 @@ pub(crate) use options::{layout_of, ranks_of};
 pub(crate) use train::check_divisible;
 
 pub use finetune::FinetuneOptions;
+pub use prefer::PreferOptions;
 pub use pretrain::PretrainOptions;
 pub use train::run;

@@ -11,7 +11,7 @@ use girandole::trainer::{ChangedSetting, OptimizerConfig, TrainConfig};
 use girandole::training::AdamConfig;
 use models::tokens::{Rows, TokenFile};
 
-use super::job::Subject;
+use super::job::{Job, Subject};
 use super::options::{TrainOptions, adjust_name, balance_name};
 
 /// What the settings call the model's configuration, and its weights below adapters.
@@ -22,7 +22,13 @@ const BASE: &str = "the weights of --model";
 
 /// Returns the training configuration, with the settings by option name, and fingerprints of the model and, where it is
 /// given, of the weights in its folder.
-pub(super) fn train_config(
+pub(super) fn train_config<J: Job>(job: &J, subject: &Subject, weights: Option<String>) -> TrainConfig {
+    let config = config_of(J::NAME, job.options(), subject, weights);
+    let settings = config.settings.into_iter().chain(job.settings()).collect();
+    TrainConfig { settings, ..config }
+}
+
+fn config_of(
     command: &str,
     options: &TrainOptions,
     subject: &Subject,
@@ -176,7 +182,7 @@ mod tests {
             let lora = Lora::new(&LoraConfig { by_root, ..LoraConfig::default() }, &model).unwrap();
             let weights = Weights::random(&model, 0).unwrap();
             let subject = Subject { weights, lora: Some(lora), tokenizer: None };
-            train_config("finetune", &options, &subject, Some("0123".repeat(9))).settings
+            config_of("finetune", &options, &subject, Some("0123".repeat(9))).settings
         };
         assert_eq!(settings(100, false), settings(100, false));
         assert_ne!(settings(100, false)[MODEL], settings(200, false)[MODEL]);

@@ -6,8 +6,10 @@ use crate::error::Result;
 use crate::rank::Rank;
 use candle_core::{DType, Device, Module, Tensor};
 use comm::all_gather_object;
+use girandole::PreferenceReport;
 use girandole::trainer::StepReport;
 use ops::Linear;
+use report::PairMetrics;
 use report::metrics::{StepDetails, StepSpeed};
 
 /// How long each rank measures its peak; two products may take longer.
@@ -69,6 +71,7 @@ impl Speed {
             loss_scale: (report.loss_scale != 1.0).then_some(report.loss_scale),
             balance_loss: report.balance_loss,
             busiest_expert: report.busiest_expert,
+            pairs: report.preferences.as_ref().map(pair_metrics),
             speed: Some(self.of_step(report.seconds, report.communication_seconds, report.waiting_seconds)),
         }
     }
@@ -91,6 +94,12 @@ impl Speed {
             peak_rss_bytes: comm::internal::peak_rss_bytes(),
         }
     }
+}
+
+/// What metrics and page have of pairs.
+pub(super) fn pair_metrics(pairs: &PreferenceReport) -> PairMetrics {
+    let ([reward_chosen, reward_rejected], accuracy) = (pairs.rewards, pairs.accuracy);
+    PairMetrics { reward_chosen, reward_rejected, margin: pairs.margin(), accuracy }
 }
 
 /// Formats a fraction of the peak.

@@ -10,15 +10,16 @@ use crate::rank::{RankPhase, have_come};
 use crate::run_log::RunLog;
 use comm::{Communicator, all_gather_object};
 use girandole::trainer::{Observer, ObserverState, Regrouping, StepReport};
-use girandole::{ExpertLoad, Parallel};
+use girandole::{ExpertLoad, Parallel, PreferenceReport};
 use indicatif::HumanDuration;
 use models::{CausalLm, LabelsConfig, Tokenizer};
 use report::{Evaluation, RoutedTokens, RouterTokens};
 
 use super::events::Events;
 use super::options::TrainOptions;
+use super::pairs::RunData;
 use super::sample::Sample;
-use super::speed::{Speed, show_mfu};
+use super::speed::{Speed, pair_metrics, show_mfu};
 
 /// The steps of this rank so far.
 #[derive(Debug, Clone, Copy, Default)]
@@ -32,6 +33,7 @@ pub(super) struct Times {
 /// Prints on rank 0, computes samples on all ranks, and lets a remaining rank replace a lost rank 0.
 pub(super) struct TrainObserver<'a> {
     options: &'a TrainOptions,
+    data: &'a RunData,
     log: Option<RunLog<'a>>,
     events: Events<'a>,
     sample: Option<(&'a Tokenizer, &'a Sample)>,
@@ -57,6 +59,7 @@ pub(super) struct TrainObserver<'a> {
 impl<'a> TrainObserver<'a> {
     pub(super) fn new(
         options: &'a TrainOptions,
+        data: &'a RunData,
         log: Option<RunLog<'a>>,
         sample: Option<(&'a Tokenizer, &'a Sample)>,
         speed: Speed,
@@ -66,6 +69,7 @@ impl<'a> TrainObserver<'a> {
     ) -> Self {
         Self {
             options,
+            data,
             log,
             events: Events::new(options.tensorboard.as_deref()),
             sample,
@@ -178,7 +182,8 @@ impl Observer<CausalLm> for TrainObserver<'_> {
             let speed = std::mem::take(&mut self.tokens) / seconds;
             let (_, mfu) = self.speed.of(std::mem::take(&mut self.steps), seconds);
             self.say(format_args!(
-                "step {step}/{steps}: loss {loss:.4}, learning rate {learning_rate:.2e}, norm {grad_norm:.3}, {}{speed:.0} tokens/s, {}{}",
+                "step {step}/{steps}: loss {loss:.4}, learning rate {learning_rate:.2e}, norm {grad_norm:.3}, {}{}{speed:.0} tokens/s, {}{}",
+                show_pairs(report.preferences.as_ref()),
                 show_balance(report.balance_loss),
                 show_mfu(mfu),
                 self.left(step)
@@ -203,10 +208,13 @@ impl Observer<CausalLm> for TrainObserver<'_> {
         model: &mut Parallel<CausalLm>,
     ) -> girandole::Result<()> {
         let loss = evaluation.loss;
-        let measures = self.labels.map(|labels| labels.measures(&evaluation.sums)).unwrap_or_default();
-        let shown = match self.labels {
-            None => format!(", perplexity {:.2}", loss.exp()),
-            Some(_) => show_measures(&measures),
+        let measures = match &evaluation.preferences {
+            Some(pairs) => pair_metrics(pairs).measures().into(),
+            None => self.labels.map(|labels| labels.measures(&evaluation.sums)).unwrap_or_default(),
+        };
+        let shown = match measures.is_empty() {
+            true => format!(", perplexity {:.2}", loss.exp()),
+            false => show_measures(&measures),
         };
         self.say(format_args!("step {step}: evaluation loss {loss:.4}{shown}"))?;
         if self.log.as_ref().is_some_and(|log| !log.is_muted()) {
@@ -227,7 +235,9 @@ impl Observer<CausalLm> for TrainObserver<'_> {
     }
 
     fn state(&self) -> girandole::Result<ObserverState> {
-        self.log.as_ref().map_or_else(|| Ok(ObserverState::default()), RunLog::saved)
+        let mut state = self.log.as_ref().map_or_else(|| Ok(ObserverState::default()), RunLog::saved)?;
+        self.data.add_to(&mut state)?;
+        Ok(state)
     }
 
     fn saving(&mut self, _: usize) -> girandole::Result<()> {
@@ -280,9 +290,10 @@ impl Observer<CausalLm> for TrainObserver<'_> {
     fn joined(
         &mut self,
         step: usize,
-        state: ObserverState,
+        mut state: ObserverState,
         change: &Regrouping<'_>,
     ) -> girandole::Result<()> {
+        self.data.take_from(&mut state)?;
         self.group = Some(change.world.clone());
         self.phase = RankPhase::AtWork;
         self.began = (Instant::now(), step);
@@ -320,9 +331,17 @@ pub(super) fn wrap_error(error: Error) -> girandole::Error {
     }
 }
 
-/// Formats how good scores of documents are.
+/// Formats how good scores of documents, or of pairs, are.
 pub(super) fn show_measures(measures: &[(&'static str, f64)]) -> String {
     measures.iter().map(|(name, measure)| format!(", {name} {measure:.4}")).collect()
+}
+
+/// Formats what was found of pairs.
+fn show_pairs(pairs: Option<&PreferenceReport>) -> String {
+    let show = |pairs: &PreferenceReport| {
+        format!("margin {:.4}, accuracy {:.1} %, ", pairs.margin(), 100.0 * pairs.accuracy)
+    };
+    pairs.map_or_else(String::new, show)
 }
 
 /// Formats the loss that balances experts.

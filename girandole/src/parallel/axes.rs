@@ -88,7 +88,7 @@ impl Axes {
 
     /// Returns this rank's places of a batch, and what they are of.
     pub(super) fn part_of(&self, batch: Batch) -> Result<(Batch, RowContext)> {
-        let Batch { input, targets, documents } = batch;
+        let Batch { input, targets, documents, preferences } = batch;
         let divided = match &self.context {
             None => None,
             Some(rows) => Some(rows.divide(length_of(&input)?, documents.as_ref())?),
@@ -97,8 +97,13 @@ impl Axes {
             None => (input, targets),
             Some(rows) => (rows.part_of(&input)?, rows.part_of(&targets)?),
         };
-        let rows = RowContext { documents: documents.clone(), divided, ..RowContext::default() };
-        Ok((Batch { input, targets, documents }, rows))
+        let rows = RowContext {
+            documents: documents.clone(),
+            divided,
+            preferences: preferences.clone(),
+            ..RowContext::default()
+        };
+        Ok((Batch { input, targets, documents, preferences }, rows))
     }
 }
 

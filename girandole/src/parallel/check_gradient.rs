@@ -100,7 +100,7 @@ impl<M: Model> CheckedLoss for InLayout<'_, M> {
     type Error = Error;
 
     fn loss(&mut self) -> Result<f64> {
-        Ok(self.parallel.mean_loss(&self.batch, true)?.0)
+        Ok(self.parallel.mean_loss(&self.batch, true)?.loss)
     }
 
     fn sum(&mut self, numbers: &mut [f64]) -> Result<()> {

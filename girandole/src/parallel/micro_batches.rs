@@ -1,13 +1,12 @@
-//! Micro-batches: how a batch is divided, the mean over the targets of all of them, and evaluation.
+//! Micro-batches: how a batch is divided, and the mean over the targets of all of them.
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp, all_gather_object};
 use ops::tape::scalar_with_gradient;
-use ops::{Balance, Documents, RowContext, RowKeys};
-use strategy::DistributedModel;
+use ops::{Balance, DividedRows, Documents, PairResult, Preferences, RowContext, RowKeys};
 use training::build::Model;
 
-use super::{Evaluation, Kind, Parallel};
+use super::{Kind, Parallel};
 use crate::agreement::all_agree;
 use crate::{Batch, Error, Result};
 
@@ -24,49 +23,28 @@ pub(crate) struct Prepared {
     pub(crate) share: f64,
 }
 
+/// What is found without backward: the mean loss over all targets of all ranks, and of this rank the model's sums and the results of
+/// pairs.
+pub(crate) struct Evaluated {
+    pub(crate) loss: f64,
+    pub(crate) sums: Vec<f64>,
+    pub(crate) pairs: Vec<PairResult>,
+}
+
 /// A micro-batch, and how many of its targets count.
 pub(crate) struct MicroBatch {
     input: Tensor,
     targets: Tensor,
     count: usize,
+    /// This rank's share of them: 1, unless other ranks count the same.
+    weight: f64,
     /// Of all its rows, also of those that do not count.
     pub(crate) rows: RowContext,
 }
 
 impl<M: Model> Parallel<M> {
-    /// Computes the mean loss of a batch, without backward. Call on every rank, with rows as for [`step`](Self::step).
-    ///
-    /// # Errors
-    /// Those of [`step`](Self::step).
-    pub fn evaluate(&mut self, input: &Tensor, targets: &Tensor) -> Result<Evaluation> {
-        self.evaluate_batch(&(input.clone(), targets.clone()).into())
-    }
-
-    /// Like [`evaluate`](Self::evaluate), with rows that may be packed.
-    ///
-    /// # Errors
-    /// Those of [`step_batch`](Self::step_batch).
-    pub fn evaluate_batch(&mut self, batch: &Batch) -> Result<Evaluation> {
-        self.evaluate_of(Ok(batch.clone()), usize::MAX)
-    }
-
-    /// Like [`evaluate_batch`](Self::evaluate_batch), with a batch that this rank may have failed to make. Only the first `counted`
-    /// of this rank's rows count; the others fill the batch.
-    pub(crate) fn evaluate_of(&mut self, batch: Result<Batch>, counted: usize) -> Result<Evaluation> {
-        self.check()?;
-        let evaluation = self.try_evaluate(batch, counted);
-        self.note(evaluation)
-    }
-
-    fn try_evaluate(&mut self, batch: Result<Batch>, counted: usize) -> Result<Evaluation> {
-        let batch = self.prepare(batch, counted)?;
-        let (loss, sums) = self.mean_loss(&batch, false)?;
-        Ok(Evaluation { loss, targets: batch.total, sums: self.sums_of_all(sums)? })
-    }
-
-    /// Returns the mean over all targets of all ranks, without backward, and this rank's sums over its own; `in_training` with the
-    /// random numbers of rows.
-    pub(super) fn mean_loss(&mut self, prepared: &Prepared, in_training: bool) -> Result<(f64, Vec<f64>)> {
+    /// Returns what is found of the targets of all ranks, without backward; `in_training` with the random numbers of rows.
+    pub(super) fn mean_loss(&mut self, prepared: &Prepared, in_training: bool) -> Result<Evaluated> {
         let Prepared { batch, parts, total, .. } = prepared;
         let contexts: Vec<RowContext> = parts
             .iter()
@@ -91,9 +69,12 @@ impl<M: Model> Parallel<M> {
         };
         self.check_documents(batch, asked)?;
         let loss = self.sum_of_all(sum)? / *total as f64;
+        let pairs =
+            contexts.iter().filter_map(|rows| rows.preferences.as_ref()).flat_map(Preferences::results);
+        let pairs = pairs.collect();
         let balances: Vec<Balance> = contexts.into_iter().filter_map(|rows| rows.balance).collect();
         let loss = if balances.is_empty() { loss } else { loss + self.balance_loss(&balances)? };
-        Ok((loss, sums))
+        Ok(Evaluated { loss, sums, pairs })
     }
 
     /// Checks once that some attention has asked for the documents of a batch, since `asked` on this rank, in one of the stages.
@@ -132,19 +113,25 @@ impl<M: Model> Parallel<M> {
             Ok(Prepared { batch, parts, counted, total: 0, share: 0.0 })
         });
         let own = match &prepared {
-            Ok(prepared) => prepared.parts.iter().map(|part| part.count).sum::<usize>() as f64,
+            Ok(prepared) => counts_of(&prepared.parts),
             // Signals the failure to the other ranks.
-            Err(_) => f64::NAN,
+            Err(_) => [f64::NAN; 2],
         };
         let averaged = &*self.axes.averaged;
-        let total = sum(averaged, own)?;
+        let [total, cross_entropies] = sums(averaged, own)?;
         if total.is_nan() {
             return all_agree(averaged, prepared);
         }
+        // Shares of several ranks may be rounded.
+        let [total, cross_entropies] = [total, cross_entropies].map(f64::round);
         if total == 0.0 {
             return Err(Error::NoTargets);
         }
-        let (share, prepared) = (averaged.world_size() as f64 / total, prepared?);
+        let (share, mut prepared) = (averaged.world_size() as f64 / total, prepared?);
+        for part in &mut prepared.parts {
+            let weight = (cross_entropies > 0.0).then(|| total / cross_entropies);
+            part.rows.preferences = part.rows.preferences.take().map(|pairs| pairs.renewed(weight));
+        }
         self.take_example(&prepared.batch.input)?;
         Ok(Prepared { total: total as usize, share, ..prepared })
     }
@@ -163,7 +150,7 @@ impl<M: Model> Parallel<M> {
     /// Divides a rank's rows into micro-batches. Of one with rows that do not count, only the others are left; if none is
     /// left, all stay, without targets that count.
     fn micro_batches(&self, batch: &Batch, of_all: &RowContext, counted: usize) -> Result<Vec<MicroBatch>> {
-        let Batch { input, targets, documents } = batch;
+        let Batch { input, targets, documents, preferences } = batch;
         let count = self.config.micro_batches;
         let rows = input.dims().first().copied().unwrap_or(0);
         let is_divided = rows.is_multiple_of(count) || !matches!(self.model, Kind::Stages(_));
@@ -183,6 +170,15 @@ impl<M: Model> Parallel<M> {
         if let Some(documents) = documents.as_ref().filter(|documents| documents.rows() != rows) {
             let (got, help) = (documents.rows(), format!("the input has {rows} rows: give as many"));
             return Err(Error::invalid("the documents of a batch", format!("those of {got} rows"), help));
+        }
+        if let Some(pairs) = preferences.as_ref().filter(|pairs| documents.is_none() || pairs.rows() != rows)
+        {
+            let got = match documents {
+                None => "those of rows without documents".to_string(),
+                Some(_) => format!("those of {} rows", pairs.rows()),
+            };
+            let help = format!("the input has {rows} rows: give as many, and two documents for each pair");
+            return Err(Error::invalid("the pairs of a batch", got, help));
         }
         let (size, data) = (rows / count, &self.axes.data);
         let example = self.config.example.as_ref().and_then(|example| example.dims().first().copied());
@@ -205,8 +201,9 @@ impl<M: Model> Parallel<M> {
             let places = (begin..whole).map(|row| row * data.world_size() + data.rank());
             let keys = Some(RowKeys::new(self.config.seed, self.steps, places));
             let context = RowContext { keys, balance: self.balance_of(rows), ..of_all.part(begin..whole) };
-            let count = if is_counted { M::count(&targets)? } else { 0 };
-            Ok(MicroBatch { input: of(input)?, count, targets, rows: context })
+            let (count, weight) = count_of::<M>(&context, &targets)?;
+            let count = if is_counted { count } else { 0 };
+            Ok(MicroBatch { input: of(input)?, count, weight, targets, rows: context })
         };
         (0..count).map(part).collect()
     }
@@ -217,7 +214,7 @@ impl<M: Model> Parallel<M> {
     }
 
     /// Adds up the sums of all ranks, of which some may have none.
-    fn sums_of_all(&self, own: Vec<f64>) -> Result<Vec<f64>> {
+    pub(super) fn sums_of_all(&self, own: Vec<f64>) -> Result<Vec<f64>> {
         let mut all = own;
         for comm in [&self.axes.averaged, self.axes.mesh.axis("pp")?] {
             let gathered: Vec<Vec<f64>> = match comm.world_size() {
@@ -231,8 +228,12 @@ impl<M: Model> Parallel<M> {
 
     /// Sums the losses of all ranks; with a pipeline, those of its last stages.
     pub(crate) fn sum_of_all(&self, own: f64) -> Result<f64> {
-        let own = sum(&*self.axes.averaged, own)?;
-        sum(&**self.axes.mesh.axis("pp")?, own)
+        Ok(self.numbers_of_all([own])?[0])
+    }
+
+    /// Sums numbers of all ranks, as [`sum_of_all`](Self::sum_of_all).
+    pub(super) fn numbers_of_all<const N: usize>(&self, own: [f64; N]) -> Result<[f64; N]> {
+        sums(&**self.axes.mesh.axis("pp")?, sums(&*self.axes.averaged, own)?)
     }
 }
 
@@ -240,12 +241,16 @@ impl MicroBatch {
     /// As in training, for another forward pass.
     fn rows_once_more(&self) -> RowContext {
         let balance = self.rows.balance.as_ref().map(Balance::renewed);
-        RowContext { balance, ..self.rows.clone() }
+        RowContext { balance, preferences: self.pairs_once_more(), ..self.rows.clone() }
     }
 
     /// Without random numbers, and without balance of experts.
     fn rows_in_evaluation(&self) -> RowContext {
-        RowContext { keys: None, balance: None, ..self.rows.clone() }
+        RowContext { keys: None, balance: None, preferences: self.pairs_once_more(), ..self.rows.clone() }
+    }
+
+    fn pairs_once_more(&self) -> Option<Preferences> {
+        self.rows.preferences.as_ref().map(|pairs| pairs.renewed(None))
     }
 
     /// Computes the loss in training, where rows have random numbers.
@@ -281,12 +286,39 @@ impl MicroBatch {
 
     /// Returns its contribution to the sum of all losses.
     pub(crate) fn add(&self, loss: &Tensor) -> Result<f64> {
-        Ok(number(loss)? * self.count as f64)
+        Ok(number(loss)? * self.count as f64 * self.weight)
     }
 
     pub(crate) fn weighted(&self, loss: &Tensor, share: f64) -> Result<Tensor> {
-        weighted(loss, self.count.max(1), share)
+        weighted(loss, self.count.max(1), share * self.weight)
     }
+}
+
+/// Returns the number of a micro-batch's targets that count, and this rank's share of them. Of pairs, all ranks that divide the rows
+/// count the same.
+pub(super) fn count_of<M: Model>(rows: &RowContext, targets: &Tensor) -> candle_core::Result<(usize, f64)> {
+    let of_rows = targets.dims().first().copied().unwrap_or(0);
+    match &rows.preferences {
+        None if of_rows == 0 => Ok((0, 1.0)),
+        None => Ok((M::count(targets)?, 1.0)),
+        Some(pairs) => {
+            let ranks = rows.divided.as_ref().map_or(1, DividedRows::ranks);
+            Ok((pairs.pairs(of_rows), 1.0 / ranks as f64))
+        }
+    }
+}
+
+/// Returns this rank's share of the targets that count, and of the cross-entropies of pairs.
+fn counts_of(parts: &[MicroBatch]) -> [f64; 2] {
+    let mut sums = [0.0; 2];
+    for part in parts {
+        let rows = part.rows.part(0..part.targets.dims().first().copied().unwrap_or(0));
+        let of_pairs = rows.preferences.zip(rows.documents).filter(|_| part.count > 0);
+        let cross_entropies = of_pairs.map_or(0, |(pairs, documents)| pairs.cross_entropies(&documents));
+        sums[0] += part.count as f64 * part.weight;
+        sums[1] += cross_entropies as f64 * part.weight;
+    }
+    sums
 }
 
 /// Scales a mean over `count` targets to its contribution to the mean over all targets.
@@ -327,10 +359,14 @@ pub(super) fn number(loss: &Tensor) -> Result<f64> {
 
 /// Returns the sum over the ranks of a group.
 fn sum(comm: &dyn Communicator, own: f64) -> Result<f64> {
-    if comm.world_size() == 1 {
-        return Ok(own);
+    Ok(sums(comm, [own])?[0])
+}
+
+fn sums<const N: usize>(comm: &dyn Communicator, mut numbers: [f64; N]) -> Result<[f64; N]> {
+    if comm.world_size() > 1 {
+        let tensor = Tensor::new(&numbers, &Device::Cpu)?;
+        comm.run(Operation::AllReduce { tensor: tensor.clone(), op: ReduceOp::Sum })?;
+        numbers.copy_from_slice(&tensor.to_vec1::<f64>()?);
     }
-    let tensor = Tensor::new(&[own], &Device::Cpu)?;
-    comm.run(Operation::AllReduce { tensor: tensor.clone(), op: ReduceOp::Sum })?;
-    Ok(tensor.to_vec1::<f64>()?[0])
+    Ok(numbers)
 }

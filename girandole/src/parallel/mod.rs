@@ -6,10 +6,12 @@ mod build;
 mod check_gradient;
 mod config;
 mod elastic;
+mod evaluate;
 mod flat_shards;
 mod micro_batches;
 mod norm;
 mod pieces;
+mod preferences;
 mod stages;
 
 mod trained;
@@ -34,6 +36,7 @@ use crate::Layout;
 pub use balance::{ExpertBalance, ExpertLoad};
 pub use config::{IsTrained, ParallelConfig};
 pub(crate) use micro_batches::{MicroBatch, Prepared, added};
+pub use preferences::PreferenceReport;
 pub use stages::StagesForward;
 
 use axes::Axes;
@@ -103,8 +106,10 @@ pub struct Step {
     /// Loss that balances experts, with its coefficient: a part of what the gradients are of, but not of `loss`. `None` without
     /// one.
     pub balance_loss: Option<f64>,
-    /// Number of targets that counted, on all ranks.
+    /// Number of targets that counted, on all ranks; of pairs, their number.
     pub targets: usize,
+    /// What was found of pairs, if the rows have them.
+    pub preferences: Option<PreferenceReport>,
     /// Gradients of this rank's variables for the whole batch, for the optimizer. Empty if the step is skipped.
     pub grads: GradStore,
     /// Whether a gradient was not finite on some rank, with [`ParallelConfig::loss_scale`]: the optimizer must not step
@@ -117,10 +122,12 @@ pub struct Step {
 pub struct Evaluation {
     /// Mean loss over all targets of all ranks.
     pub loss: f64,
-    /// Number of targets that counted, on all ranks.
+    /// Number of targets that counted, on all ranks; of pairs, their number.
     pub targets: usize,
     /// Sums over these targets that the model adds up ([`Model::evaluate`]).
     pub sums: Vec<f64>,
+    /// What was found of pairs, if the rows have them.
+    pub preferences: Option<PreferenceReport>,
 }
 
 impl<M: Model> Parallel<M> {

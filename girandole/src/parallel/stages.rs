@@ -13,7 +13,7 @@ use tensor_parallel::Shards;
 use training::build::{Model, Units, whole_rows};
 
 use super::flat_shards::FlatShards;
-use super::micro_batches::{added, number, weighted, zero_loss};
+use super::micro_batches::{added, count_of, number, weighted, zero_loss};
 use super::trained::trained;
 use super::{Kind, Parallel, ParallelConfig};
 use crate::{Batch, Result};
@@ -84,7 +84,7 @@ impl Stages {
         let loss = move |x: &Tensor, targets: &Tensor| {
             let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
             let (model, (counted, targets)) = (last.model()?, own.counted(x, targets)?);
-            let count = if targets.dim(0)? == 0 { 0 } else { M::count(&targets)? };
+            let (count, weight) = count_of::<M>(&RowContext::current(), &targets)?;
             if count == 0 {
                 return Ok(zero_loss(&model.last_unit(x)?)?);
             }
@@ -97,8 +97,8 @@ impl Stages {
                     Ok(loss)
                 }
             })?;
-            own.sum += number(&loss)? * count as f64;
-            Ok(weighted(&loss, count, own.share)?)
+            own.sum += number(&loss)? * count as f64 * weight;
+            Ok(weighted(&loss, count, own.share * weight)?)
         };
         let builder = |map: &VarMap| trained(shards.var_builder(map), shards.tensor_builder(), config);
         let mut pipeline = match &config.example {

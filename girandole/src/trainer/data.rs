@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{Device, Result, Tensor};
 use comm::Communicator;
-use models::tokens::Rows;
+use models::tokens::{Row, Rows};
 use ops::Documents;
 use sampler::{OrderConfig, RunLoader, SamplerError, SamplerState};
 
@@ -36,32 +36,36 @@ impl Data for Rows {
     }
 
     fn batch(&self, rows: &[usize], device: &Device) -> Result<Batch> {
-        let (mut tokens, mut targets, mut documents) = (Vec::new(), Vec::new(), Vec::new());
-        let mut scored = Vec::new();
-        for row in rows {
-            let row = self.get(*row).map_err(comm::carry)?;
-            tokens.extend(row.tokens);
-            targets.extend(row.targets);
-            documents.push(row.documents);
-            scored.push(row.scored);
+        let rows: Result<Vec<Row>> = rows.iter().map(|row| self.get(*row).map_err(comm::carry)).collect();
+        let mut rows = rows?;
+        let scored: Vec<_> = rows.iter_mut().map(|row| std::mem::take(&mut row.scored)).collect();
+        let batch = batch_of(rows, self.row_len(), device)?;
+        match self.labels() {
+            Some(labels) => Ok(Batch { targets: labels.targets(&scored, self.row_len(), device)?, ..batch }),
+            None => Ok(batch),
         }
-        let (len, shape) = (self.row_len() as u32, (rows.len(), self.row_len()));
-        let is_packed = documents.iter().any(|row| !row.is_empty());
-        // Among packed rows, one that is a stream is one document.
-        documents.iter_mut().filter(|row| row.is_empty()).for_each(|row| row.push(len));
-        Ok(Batch {
-            input: Tensor::from_vec(tokens, shape, device)?,
-            targets: match self.labels() {
-                Some(labels) => labels.targets(&scored, self.row_len(), device)?,
-                None => Tensor::from_vec(targets, shape, device)?,
-            },
-            documents: is_packed.then(|| Documents::new(documents)).transpose()?,
-        })
     }
 
     fn fingerprint(&self) -> String {
         Rows::fingerprint(self)
     }
+}
+
+/// Returns a batch of rows of `len` tokens.
+pub(super) fn batch_of(rows: Vec<Row>, len: usize, device: &Device) -> Result<Batch> {
+    let shape = (rows.len(), len);
+    let (mut tokens, mut targets, mut documents) = (Vec::new(), Vec::new(), Vec::new());
+    for row in rows {
+        tokens.extend(row.tokens);
+        targets.extend(row.targets);
+        documents.push(row.documents);
+    }
+    let is_packed = documents.iter().any(|row| !row.is_empty());
+    // Among packed rows, one that is a stream is one document.
+    documents.iter_mut().filter(|row| row.is_empty()).for_each(|row| row.push(len as u32));
+    let input = Tensor::from_vec(tokens, shape, device)?;
+    let documents = is_packed.then(|| Documents::new(documents)).transpose()?;
+    Ok(Batch { documents, ..(input, Tensor::from_vec(targets, shape, device)?).into() })
 }
 
 /// This rank's batches of a run, in their order, read ahead of the steps.
@@ -88,8 +92,9 @@ impl Batches {
             Err(error @ SamplerError::CollatePanicked { .. }) => Err(comm::carry(error)),
             batch => batch.map_err(refuse)?,
         };
-        Ok(batch.and_then(|Batch { input, targets, documents }| {
-            Ok(Batch { input: input.to_device(device)?, targets: targets.to_device(device)?, documents })
+        Ok(batch.and_then(|batch| {
+            let (input, targets) = (batch.input.to_device(device)?, batch.targets.to_device(device)?);
+            Ok(Batch { input, targets, ..batch })
         }))
     }
 

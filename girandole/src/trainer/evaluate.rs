@@ -1,10 +1,12 @@
 //! The loss of a model on rows that it is not trained on.
 
+use comm::all_gather_object;
+use ops::PairResult;
 use training::build::Model;
 
 use super::{Data, Observer, Trainer};
 use crate::parallel::added;
-use crate::{Error, Evaluation, Parallel, Result};
+use crate::{Error, Evaluation, Parallel, PreferenceReport, Result};
 
 /// Computes the mean loss of a model over the targets of the first `rows` rows, or of all if there are fewer. Call on
 /// every rank.
@@ -24,32 +26,94 @@ pub fn evaluate<M: Model>(
     if rows == 0 {
         return Err(Error::invalid("the rows to evaluate on", 0, "give 1 or more"));
     }
-    let (rank, ranks) = (model.data_ranks().rank(), model.data_ranks().world_size());
-    let device = model.config().device.clone();
-    let (mut sum, mut targets, mut first, mut sums) = (0.0, 0, 0, Vec::new());
-    while first < rows {
-        let each = rows_of_rank(model, batch_size, rows - first).max(1);
-        // Rows are assigned to the ranks in turn; those beyond the end stand for the last one.
-        let own = (0..each).map(|place| first + place * ranks + rank);
-        let counted = own.clone().filter(|row| *row < rows).count();
-        let own: Vec<usize> = own.map(|row| row.min(rows - 1)).collect();
-        let batch = data.batch(&own, &device).map_err(Error::from);
-        match model.evaluate_of(batch, counted) {
-            Err(Error::NoTargets) => {}
-            evaluation => {
-                let evaluation = evaluation?;
-                sum += evaluation.loss * evaluation.targets as f64;
-                targets += evaluation.targets;
-                sums = added(sums, evaluation.sums);
-            }
-        }
-        first += each * ranks;
-    }
+    let (mut sum, mut targets, mut sums) = (0.0, 0, Vec::new());
+    let mut preferences: Option<PreferenceReport> = None;
+    for_each_batch(model, data, rows, batch_size, |_, evaluation, _| {
+        sum += evaluation.loss * evaluation.targets as f64;
+        targets += evaluation.targets;
+        sums = added(std::mem::take(&mut sums), evaluation.sums);
+        preferences = match (preferences, evaluation.preferences) {
+            (Some(own), Some(more)) => Some(own.merged(more)),
+            (own, more) => own.or(more),
+        };
+    })?;
     if targets == 0 {
         let got = format!("{rows} rows of which no target counts");
         return Err(Error::invalid("the rows to evaluate on", got, "at least one target must count"));
     }
-    Ok(Evaluation { loss: sum / targets as f64, targets, sums })
+    // A mean over cross-entropies is another one than that over pairs.
+    let of_pairs = preferences.map(|pairs| pairs.loss + pairs.cross_entropy.0);
+    Ok(Evaluation { loss: of_pairs.unwrap_or(sum / targets as f64), targets, sums, preferences })
+}
+
+/// The log-probabilities of both answers of each pair of the first `rows` rows, by row, in a model: those of a reference, for
+/// [`PreferenceData`](super::PreferenceData). Later rows have none. Call on every rank; each gets those of all.
+///
+/// # Errors
+/// Data without pairs; errors of the model and the data.
+pub fn pair_log_probs<M: Model>(
+    model: &mut Parallel<M>,
+    data: &dyn Data,
+    rows: usize,
+    batch_size: usize,
+) -> Result<Vec<Vec<[f64; 2]>>> {
+    // As bits: all ranks have the same numbers.
+    let mut own: Vec<(usize, Vec<[u64; 2]>)> = Vec::new();
+    let first = rows.min(data.rows());
+    for_each_batch(model, data, first, batch_size, |rows, _, pairs| {
+        let mut pairs = pairs.into_iter();
+        for (row, count) in rows {
+            let of_row: Vec<[u64; 2]> =
+                pairs.by_ref().take(count).map(|pair| pair.log_probs.map(f64::to_bits)).collect();
+            if of_row.len() == count {
+                own.push((row, of_row));
+            }
+        }
+    })?;
+    let mut all: Vec<Vec<[f64; 2]>> = vec![Vec::new(); data.rows()];
+    for (row, pairs) in all_gather_object(&**model.mesh().world(), &own)?.into_iter().flatten() {
+        all[row] = pairs.into_iter().map(|pair| pair.map(f64::from_bits)).collect();
+    }
+    match all[..first].iter().position(Vec::is_empty) {
+        Some(row) => {
+            Err(Error::invalid("the pairs of the data", format!("none in row {row}"), "give rows of pairs"))
+        }
+        None => Ok(all),
+    }
+}
+
+/// Evaluates the first `rows` rows, and calls `each` for every batch with targets: with this rank's rows, each with the number of its
+/// pairs, and the results of those that this rank has.
+fn for_each_batch<M: Model>(
+    model: &mut Parallel<M>,
+    data: &dyn Data,
+    rows: usize,
+    batch_size: usize,
+    mut each: impl FnMut(Vec<(usize, usize)>, Evaluation, Vec<PairResult>),
+) -> Result<()> {
+    let (rank, ranks) = (model.data_ranks().rank(), model.data_ranks().world_size());
+    let device = model.config().device.clone();
+    let mut first = 0;
+    while first < rows {
+        let own_rows = rows_of_rank(model, batch_size, rows - first).max(1);
+        // Rows are assigned to the ranks in turn; those beyond the end stand for the last one.
+        let own = (0..own_rows).map(|place| first + place * ranks + rank);
+        let counted = own.clone().filter(|row| *row < rows).count();
+        let own: Vec<usize> = own.map(|row| row.min(rows - 1)).collect();
+        let batch = data.batch(&own, &device).map_err(Error::from);
+        let pairs = batch.as_ref().ok().and_then(|batch| batch.preferences.as_ref());
+        let of_row = |at: usize| pairs.map_or(0, |pairs| pairs.part(at..at + 1).pairs(1));
+        let counts = own.iter().enumerate().take(counted).map(|(at, row)| (*row, of_row(at))).collect();
+        match model.evaluate_pairs(batch, counted) {
+            Err(Error::NoTargets) => {}
+            evaluation => {
+                let (evaluation, pairs) = evaluation?;
+                each(counts, evaluation, pairs);
+            }
+        }
+        first += own_rows * ranks;
+    }
+    Ok(())
 }
 
 /// Returns the rows that each rank computes of a batch, of which there may be fewer: those for which stages have room,

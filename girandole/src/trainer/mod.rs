@@ -51,6 +51,7 @@ mod first_gradients;
 mod learning_rate;
 mod observer;
 mod optimizer;
+mod preferences;
 mod saver;
 mod step;
 mod stop;
@@ -73,10 +74,11 @@ pub use config::{CheckpointPlan, Replacement, TrainConfig};
 pub use consistency::{ChangedSetting, CheckpointExtra, check_resume, observer_state};
 pub use data::Data;
 pub use elastic::{Joining, size_with_new_ranks, wait_for_new_ranks};
-pub use evaluate::evaluate;
+pub use evaluate::{evaluate, pair_log_probs};
 pub use learning_rate::{Decay, LearningRate};
 pub use observer::{NoObserver, Observer, ObserverState, Regrouping, StepReport};
 pub use optimizer::OptimizerConfig;
+pub use preferences::{PreferenceData, Reference};
 pub use stop::{Stop, StopCheck, StopFlag};
 
 /// A model, its data, and the state of its training.

@@ -8,7 +8,7 @@ use candle_core::Tensor;
 use comm::{Communicator, broadcast_object, broadcast_tensors};
 use serde::{Deserialize, Serialize};
 
-use crate::{Evaluation, ExpertLoad, Layout, Parallel};
+use crate::{Evaluation, ExpertLoad, Layout, Parallel, PreferenceReport};
 
 /// Report of one training step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -31,8 +31,10 @@ pub struct StepReport {
     pub skipped: bool,
     /// The learning rate of the step.
     pub learning_rate: f64,
-    /// Number of targets that counted.
+    /// Number of targets that counted; of pairs, that of their answers' tokens.
     pub targets: usize,
+    /// What was found of pairs, if the rows have them.
+    pub preferences: Option<PreferenceReport>,
     /// Time since the previous step.
     pub seconds: f64,
     /// Time that this rank's groups spent in collectives in this step, including waiting for other ranks; it may

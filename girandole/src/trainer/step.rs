@@ -19,7 +19,7 @@
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
-use ops::{Balance, Documents, backward};
+use ops::{Balance, Documents, Preferences, backward};
 use strategy::DistributedModel;
 use training::LossScaler;
 use training::build::Model;
@@ -92,7 +92,8 @@ impl<M: Model> Trainer<'_, M> {
             loss_scale,
             skipped: step.skipped,
             learning_rate,
-            targets: step.targets,
+            targets: step.preferences.map_or(step.targets, |pairs| pairs.tokens),
+            preferences: step.preferences,
             // The run adds the time since the last step.
             seconds: -check.seconds,
             communication_seconds: seconds(stats.busy_ns, before.busy_ns, check.busy_ns),
@@ -180,6 +181,7 @@ impl<M: Model> Parallel<M> {
         self.steps += 1;
         let asked = Documents::asked();
         let balances: Vec<Balance> = parts.iter().filter_map(|part| part.rows.balance.clone()).collect();
+        let pairs: Vec<Preferences> = parts.iter().filter_map(|part| part.rows.preferences.clone()).collect();
         // With this factor of the sum of a micro-batch's losses, the average of all ranks is the mean over all targets.
         let share = share * self.scaler.as_ref().map_or(1.0, LossScaler::factor);
         let (sum, mut grads) = match &mut self.model {
@@ -220,8 +222,9 @@ impl<M: Model> Parallel<M> {
         let loss = self.sum_of_all(sum)? / total as f64;
         // The load of each expert, of all ranks; its loss is in the gradients already.
         let balance_loss = self.take_routing(&balances)?;
+        let preferences = self.report_of_pairs(&pairs, total)?;
         let skipped = !self.unscale(&mut grads)?;
-        Ok(Step { loss, balance_loss, targets: total, grads, skipped })
+        Ok(Step { loss, balance_loss, targets: total, preferences, grads, skipped })
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::Optimizer;
-use girandole::ops::{BalanceLoss, Documents};
+use girandole::ops::{BalanceLoss, Documents, Pair, PreferenceConfig, PreferenceLoss, Preferences};
 use girandole::training::build::{Builder, Model, Unit, Units};
 use girandole::training::{Adam, AdamConfig, LossScalerConfig};
 use girandole::{
@@ -112,6 +112,8 @@ pub(crate) struct Setup {
     pub(crate) dropout: f64,
     /// Whether rows are packed: each has documents of other lengths.
     pub(crate) packed: bool,
+    /// The loss of pairs of answers, if rows have those.
+    pub(crate) pairs: Option<PreferenceLoss>,
     /// How experts are balanced.
     pub(crate) balance: Option<BalanceLoss>,
     pub(crate) micro_batches: Option<usize>,
@@ -135,6 +137,7 @@ impl Default for Setup {
             len: LEN,
             dropout: 0.0,
             packed: false,
+            pairs: None,
             balance: None,
             micro_batches: None,
             problem: None,
@@ -270,6 +273,9 @@ fn scored(row: usize, step: usize, lengths: &[u32], problem: Problem) -> Vec<(u3
 /// Like `own_batch`, for a setup.
 pub(crate) fn own_rows(parallel: &Parallel<CausalLm>, step: usize, setup: &Setup) -> Result<Batch> {
     let batch = Batch::from(own_batch_of(parallel, step, setup.len)?);
+    if let Some(loss) = setup.pairs {
+        return own_pairs(parallel, step, batch, loss);
+    }
     if !setup.packed && setup.problem.is_none() {
         return Ok(batch);
     }
@@ -289,6 +295,49 @@ pub(crate) fn own_rows(parallel: &Parallel<CausalLm>, step: usize, setup: &Setup
         row.slice_set(&ignored, 1, used)?;
     }
     Ok(Batch { documents: Some(Documents::new(own)?), ..batch })
+}
+
+/// Makes pairs of the rows of a batch: none to two of them in a row, of several lengths.
+fn own_pairs(
+    parallel: &Parallel<CausalLm>,
+    step: usize,
+    batch: Batch,
+    loss: PreferenceLoss,
+) -> Result<Batch> {
+    let data = parallel.data_ranks();
+    let (mut documents, mut pairs, mut targets) = (Vec::new(), Vec::new(), Vec::new());
+    for (own, tokens) in batch.input.to_vec2::<u32>()?.iter().enumerate() {
+        let row = own * data.world_size() + data.rank();
+        let lengths: &[u32] = match (row + step) % 5 {
+            0 => &[3, 3],
+            1 => &[2, 4, 3, 2],
+            2 => &[6, 5],
+            3 => &[],
+            _ => &[2, 2, 4, 4],
+        };
+        let mut of_row = vec![-100i64; tokens.len()];
+        let mut begin = 0;
+        for (number, len) in lengths.iter().map(|len| *len as usize).enumerate() {
+            let is_prompt =
+                |place: usize| len > 2 && place == begin && (number % 2 == 1 || loss != PreferenceLoss::Orpo);
+            for place in (begin..begin + len - 1).filter(|place| !is_prompt(*place)) {
+                of_row[place] = i64::from(tokens[place + 1]);
+            }
+            begin += len;
+        }
+        targets.extend(of_row);
+        let answers = |pair: &[u32]| [0, 1].map(|which| u32::from(pair[which] > 2));
+        let pair = |pair: &[u32]| Pair { answers: answers(pair), reference: [-3.0 - row as f64, -4.5] };
+        pairs.push(lengths.chunks(2).map(pair).collect());
+        documents.push(lengths.to_vec());
+    }
+    let config = PreferenceConfig { loss, beta: 0.3, label_smoothing: 0.1, ..PreferenceConfig::default() };
+    Ok(Batch {
+        targets: Tensor::from_vec(targets, batch.targets.shape(), &Device::Cpu)?,
+        documents: Some(Documents::new(documents)?),
+        preferences: Some(Preferences::new(config, pairs)?),
+        ..batch
+    })
 }
 
 pub(crate) fn step(

@@ -43,6 +43,7 @@ impl Data for Held {
             input: Tensor::from_vec(tokens, shape, device)?,
             targets: Tensor::from_vec(targets, shape, device)?,
             documents: self.documents(rows)?,
+            preferences: None,
         })
     }
 }
@@ -53,11 +54,11 @@ fn expected(held: Held) -> Evaluation {
     let builder = Builder::new(weights.tensors(DType::F64, &Device::Cpu));
     let model = CausalLm::new(weights.config(), &builder).unwrap();
     let all: Vec<usize> = (0..held.rows).collect();
-    let Batch { input: tokens, targets, documents } = held.batch(&all, &Device::Cpu).unwrap();
+    let Batch { input: tokens, targets, documents, .. } = held.batch(&all, &Device::Cpu).unwrap();
     let loss = RowContext { documents, ..RowContext::default() }.scope(|| model.loss(&tokens, &targets));
     let loss = loss.unwrap().to_scalar::<f64>().unwrap();
     let counts = |row: &usize| (0..LEN).filter(|place| Held::target(*row, *place) >= 0).count();
-    Evaluation { loss, targets: all.iter().map(counts).sum(), sums: Vec::new() }
+    Evaluation { loss, targets: all.iter().map(counts).sum(), sums: Vec::new(), preferences: None }
 }
 
 #[test]

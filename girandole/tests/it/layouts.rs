@@ -124,7 +124,7 @@ pub(crate) const SCHEDULES: [ScheduleKind; 6] = [
 ];
 
 /// Those that differ most, where all of them are compared elsewhere (`divided_experts`).
-const FEW_SCHEDULES: [ScheduleKind; 4] =
+pub(crate) const FEW_SCHEDULES: [ScheduleKind; 4] =
     [ScheduleKind::GPipe, ScheduleKind::Interleaved, ScheduleKind::ZbH1, ScheduleKind::ZbV];
 
 /// With experts divided over ranks: 12 experts, of which 8 ranks have one or two each.

@@ -19,6 +19,7 @@ mod loss_scale;
 mod muon;
 mod optimizers;
 mod own_model;
+mod preferences;
 mod prompts;
 mod reads;
 mod recompute;

@@ -137,6 +137,11 @@ impl Tokenizer {
         }
     }
 
+    /// Whether another tokenizer has the same tokens with the same numbers.
+    pub fn has_same_tokens(&self, other: &Self) -> bool {
+        self.inner.get_vocab(true) == other.inner.get_vocab(true)
+    }
+
     /// Returns the size of the vocabulary: the highest token id plus 1.
     #[allow(clippy::len_without_is_empty, reason = "an empty vocabulary has no use")]
     pub fn len(&self) -> usize {

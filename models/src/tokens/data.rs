@@ -87,6 +87,9 @@ pub struct DataConfig<'a> {
     pub length: Option<usize>,
     /// How documents are put into rows. Default: see [`RowsConfig::packing`].
     pub packing: Option<Packing>,
+    /// Whether the files have pairs of answers ([`TextSource::open_pairs`]), which become rows of pairs ([`RowsConfig::pairs`]).
+    /// Default false.
+    pub pairs: bool,
     /// What is done with documents longer than a row, where documents are whole. Default: they are cut.
     pub too_long: TooLong,
     /// Whether a last row that is not full is completed with targets that do not count ([`Rows::padded`]), for an
@@ -109,6 +112,7 @@ impl Default for DataConfig<'_> {
             field: None,
             length: None,
             packing: None,
+            pairs: false,
             too_long: TooLong::default(),
             is_padded: false,
             labels: None,
@@ -152,6 +156,10 @@ impl Data {
         for DataFile { path, weight, tokens } in files {
             let file = match tokens.as_deref().and_then(|tokens| open_shared(tokens, path, config)) {
                 Some(file) => file,
+                None if is_tensors(path)? && config.pairs => {
+                    let problem = "token files and files of rows have no pairs: give JSON lines or a table with `chosen` and `rejected`";
+                    return Err(Error::Format { path: path.clone(), problem: problem.into() });
+                }
                 None if is_tensors(path)? => tensors(path, config)?,
                 None => text(path, config)?,
             };
@@ -171,9 +179,9 @@ impl Data {
                 }
             };
         }
-        let DataConfig { packing, too_long, is_padded, .. } = *config;
+        let DataConfig { packing, pairs, too_long, is_padded, .. } = *config;
         let labels = config.labels.cloned();
-        Rows::packed(opened, &RowsConfig { len: length, packing, too_long, is_padded, labels })
+        Rows::packed(opened, &RowsConfig { len: length, packing, pairs, too_long, is_padded, labels })
     }
 }
 
@@ -235,8 +243,11 @@ fn text(path: &Path, config: &DataConfig<'_>) -> Result<TokenFile> {
     };
     tokenizer.check_size(config.vocab_size)?;
     let template = ChatTemplate::of(config.template, config.folder)?;
-    let (mut encoder, mut source) =
-        (TextEncoder::new(tokenizer, template)?, TextSource::open(path, config.field)?);
+    let mut encoder = TextEncoder::new(tokenizer, template)?;
+    let mut source = match config.pairs {
+        true => TextSource::open_pairs(path)?,
+        false => TextSource::open(path, config.field)?,
+    };
     if let Some(labels) = config.labels {
         (encoder, source) = (encoder.with_labels(labels), source.with_labels()?);
     }

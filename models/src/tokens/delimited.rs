@@ -8,7 +8,7 @@ use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
 use minijinja::Value;
 
 use super::input::Input;
-use super::record::{NAMES, listed};
+use super::record::listed;
 
 /// Maximum bytes of a row.
 const LONGEST_ROW: usize = 256 << 20;
@@ -34,18 +34,17 @@ pub(super) fn separator(path: &Path) -> Option<u8> {
 }
 
 impl Table {
-    /// Opens a file, which needs this column, or one of those that are looked for by default.
-    pub(super) fn open(input: Input, separator: u8, field: Option<&str>) -> Result<Self, String> {
+    /// Opens a file, which needs one of these columns.
+    pub(super) fn open(input: Input, separator: u8, wanted: &[&str]) -> Result<Self, String> {
         let parser = Box::new(ReaderBuilder::new().delimiter(separator).build());
         let mut table = Self { input, parser, names: Vec::new(), line: 1, done: 0, is_ended: false };
         table.names = table.row()?.unwrap_or_default();
-        let wanted = field.map_or(NAMES.to_vec(), |field| vec![field]);
         let count = |wanted: &&str| table.names.iter().filter(|name| name == wanted).count();
         if let Some(twice) = wanted.iter().find(|wanted| count(wanted) > 1) {
             return Err(format!("its first line has several columns `{twice}`; rename all but one"));
         }
         if !table.names.is_empty() && !table.names.iter().any(|name| wanted.contains(&&**name)) {
-            let (wanted, held) = (listed(&wanted), table.names.join(", "));
+            let (wanted, held) = (listed(wanted), table.names.join(", "));
             return Err(format!("its first line has no column {wanted}, but {held}; name one with --field"));
         }
         Ok(table)

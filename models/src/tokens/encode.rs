@@ -15,6 +15,7 @@ const BATCH: usize = 1 << 20;
 /// - A text is enclosed in the special tokens that the folder's tokenizer adds, and followed by the end-of-text token
 ///   if there is one. All tokens count for the loss.
 /// - Of a conversation, only the assistant's answers count, each with the token that ends it.
+/// - A pair of answers is two documents, the chosen one first: in both the prompt with the answer, which counts.
 /// - Of a prompt with its completion, the completion counts: from the first token on that the prompt alone does not have.
 ///   Strings are one text, as above; of lists of messages, the template writes the prompt as [`ChatTemplate::prompt`] does.
 /// - A document with a label has the tokens that transformers' tokenizers give for it: no end-of-text token is added.
@@ -101,6 +102,9 @@ impl<'a> TextEncoder<'a> {
             }
             Piece::Chat(chat) => self.of_rendered(&self.template()?.whole(chat)?),
             Piece::Labelled { document, .. } => self.labelled(document),
+            Piece::Pair { .. } | Piece::ChatPair(_) => {
+                Err(refuse_pair("its label", "given", "pairs have none: train on them with `prefer`"))
+            }
         }
     }
 
@@ -182,6 +186,26 @@ impl<'a> TextEncoder<'a> {
         }
     }
 
+    /// Returns the tokens of the beginning of a text.
+    fn begun(&self, text: &str) -> Result<Vec<u32>> {
+        Ok([&self.before[..], &self.tokenizer.encode(text)?].concat())
+    }
+
+    /// Returns the tokens of a whole text, which may end with the end-of-text token already.
+    fn whole(&self, text: &str) -> Result<Vec<u32>> {
+        let mut all = self.begun(text)?;
+        let after = if all.ends_with(&self.after) { &[][..] } else { &self.after };
+        all.extend(after);
+        Ok(all)
+    }
+
+    /// Returns the tokens of a conversation's prompt, and of all of it.
+    fn completed(&self, chat: &Chat) -> Result<(Vec<u32>, Vec<u32>)> {
+        let texts = self.template()?.completion(chat)?;
+        let (prompt, text) = texts.ok_or_else(|| refuse_pair("the prompt", "missing", "give one"))?;
+        Ok((self.of_rendered(&prompt)?, self.of_rendered(&text)?))
+    }
+
     fn piece(&self, piece: &Piece) -> Result<Vec<Encoded>> {
         match piece {
             Piece::Text { text, context: (before, after), begins, ends } => {
@@ -193,15 +217,17 @@ impl<'a> TextEncoder<'a> {
                 Ok(vec![Encoded { tokens, counted: None, ends: *ends, labels: Vec::new() }])
             }
             Piece::Completion { prompt, completion } => {
-                let tokens = |text: &str| -> Result<Vec<u32>> {
-                    Ok([&self.before[..], &self.tokenizer.encode(text)?].concat())
-                };
-                let mut all = tokens(&[&prompt[..], completion].concat())?;
-                // The text may end with it already.
-                let after = if all.ends_with(&self.after) { &[][..] } else { &self.after };
-                all.extend(after);
-                let (tokens, counted) = completing(&tokens(prompt)?, all);
+                let (tokens, counted) =
+                    completing(&self.begun(prompt)?, self.whole(&[&prompt[..], completion].concat())?);
                 Ok(vec![Encoded { tokens, counted: Some(counted), ends: true, labels: Vec::new() }])
+            }
+            Piece::Pair { prompt, answers: [chosen, rejected] } => {
+                let whole = |answer: &String| self.whole(&[&prompt[..], answer].concat());
+                pair(&self.begun(prompt)?, [whole(chosen)?, whole(rejected)?])
+            }
+            Piece::ChatPair([chosen, rejected]) => {
+                let (prompt, chosen) = self.completed(chosen)?;
+                pair(&prompt, [chosen, self.completed(rejected)?.1])
             }
             Piece::Chat(chat) => {
                 let rows = self.chat(chat)?.into_iter();
@@ -230,6 +256,32 @@ impl<'a> TextEncoder<'a> {
             }
         }
     }
+}
+
+/// Returns a pair as two documents. In both the answer begins where one of them differs from the prompt's tokens, as TRL does it.
+fn pair(prompt: &[u32], answers: [Vec<u32>; 2]) -> Result<Vec<Encoded>> {
+    let common = |tokens: &Vec<u32>| prompt.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+    let shared = answers.iter().map(common).min().unwrap_or_default();
+    if answers[0] == answers[1] {
+        return Err(refuse_pair(
+            "the rejected answer",
+            "of the same tokens as the chosen one",
+            "nothing is preferred: leave the pair out",
+        ));
+    }
+    // The first token of all has nothing to be predicted from.
+    if answers.iter().any(|tokens| tokens.len() <= shared.max(1)) {
+        return Err(refuse_pair("an answer", "without a token to learn", "give it some text"));
+    }
+    let document = |tokens: Vec<u32>| {
+        let counted = (0..tokens.len()).map(|place| place >= shared).collect();
+        Encoded { tokens, counted: Some(counted), ends: true, labels: Vec::new() }
+    };
+    Ok(answers.map(document).into())
+}
+
+fn refuse_pair(field: &'static str, got: &str, help: &'static str) -> crate::Error {
+    crate::Error::Invalid { what: "a pair", field, got: got.into(), help }
 }
 
 /// Returns the tokens of a prompt with its completion, and which of them count: those from where they differ from the prompt's on, as

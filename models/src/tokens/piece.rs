@@ -36,6 +36,15 @@ pub enum Piece {
         /// The label, as the record has it.
         label: Value,
     },
+    /// A prompt and two answers, of which the first is preferred.
+    Pair {
+        /// May be empty.
+        prompt: String,
+        /// The chosen and the rejected one.
+        answers: [String; 2],
+    },
+    /// The same as conversations with one prompt.
+    ChatPair([Chat; 2]),
 }
 
 impl Piece {
@@ -46,6 +55,8 @@ impl Piece {
             Self::Chat(chat) => chat.bytes(),
             Self::Completion { prompt, completion } => prompt.len() + completion.len(),
             Self::Labelled { document, .. } => document.bytes(),
+            Self::Pair { prompt, answers } => answers.iter().map(|answer| prompt.len() + answer.len()).sum(),
+            Self::ChatPair(chats) => chats.iter().map(Chat::bytes).sum(),
         }
     }
 }

@@ -11,6 +11,10 @@ const MESSAGES: &str = "messages";
 /// Field of what follows a prompt.
 pub(super) const COMPLETION: &str = "completion";
 pub(super) const PROMPT: &str = "prompt";
+pub(super) const CHOSEN: &str = "chosen";
+pub(super) const REJECTED: &str = "rejected";
+/// Fields of a pair.
+pub(super) const OF_PAIRS: [&str; 3] = [CHOSEN, REJECTED, PROMPT];
 /// Fields of a record that are looked for by default.
 pub(super) const NAMES: [&str; 3] = [TEXT, MESSAGES, COMPLETION];
 
@@ -52,6 +56,11 @@ fn document(
         ));
     }
     let Some((name, value)) = first.or(found.first()).cloned() else {
+        if field.is_none() && get(CHOSEN).is_some() && get(REJECTED).is_some() {
+            return Err(
+                "it is a pair of answers: `prefer` trains on those, or name one field with --field".into()
+            );
+        }
         let held: Vec<String> = record.try_iter().into_iter().flatten().map(|key| key.to_string()).collect();
         let (names, held) = (listed(&names), held.join(", "));
         return Err(format!("there is no field {names}, but {held}; name one with --field"));
@@ -147,6 +156,102 @@ fn completion(
             json_kind(&completion)
         )),
     }
+}
+
+/// Returns the pair of a record.
+///
+/// # Errors
+/// A record without both answers; answers that are equal, of two kinds, or without a prompt.
+pub(super) fn pair(record: &Value) -> Result<Piece, String> {
+    let get = |name: &str| record.get_item(&Value::from(name)).ok().filter(|value| value.is_true());
+    let [Some(chosen), Some(rejected)] = [CHOSEN, REJECTED].map(get) else {
+        let missing = if get(CHOSEN).is_none() { CHOSEN } else { REJECTED };
+        return Err(format!(
+            "there is no `{missing}`, or it is empty: a pair has `{CHOSEN}` and `{REJECTED}`"
+        ));
+    };
+    let [chosen, rejected] = [messages(chosen), messages(rejected)];
+    if chosen == rejected {
+        return Err(format!("`{CHOSEN}` and `{REJECTED}` are equal: nothing is preferred; leave it out"));
+    }
+    let prompt = get(PROMPT).map(messages);
+    match (chosen.as_str(), rejected.as_str(), chosen.kind(), rejected.kind()) {
+        (Some(chosen), Some(rejected), ..) => {
+            let (prompt, answers) = match prompt {
+                None => split_text(chosen, rejected),
+                Some(prompt) => match prompt.as_str() {
+                    Some(prompt) => (prompt.into(), [chosen.into(), rejected.into()]),
+                    None => return Err(of_two_kinds(&prompt, "a string")),
+                },
+            };
+            Ok(Piece::Pair { prompt, answers })
+        }
+        (.., ValueKind::Seq, ValueKind::Seq) => {
+            let tools =
+                get("tools").map(tools).transpose().map_err(|problem| format!("field `tools`: {problem}"))?;
+            let (prompt, answers) = match prompt {
+                Some(prompt) if prompt.kind() == ValueKind::Seq => (prompt, [chosen, rejected]),
+                // As some sets have it: the prompt as text, and again in the messages of both.
+                _ => split_messages(&chosen, &rejected)?,
+            };
+            let chat = |name: &str, answer: &Value| {
+                Chat::answering(&prompt, answer, tools.clone().flatten())
+                    .map_err(|problem| format!("field `{name}`: {problem}"))
+            };
+            Ok(Piece::ChatPair([chat(CHOSEN, &answers[0])?, chat(REJECTED, &answers[1])?]))
+        }
+        _ => {
+            let kinds = [json_kind(&chosen), json_kind(&rejected)];
+            Err(format!(
+                "`{CHOSEN}` is {}, and `{REJECTED}` is {}; give two strings, or two lists of messages",
+                kinds[0], kinds[1]
+            ))
+        }
+    }
+}
+
+fn of_two_kinds(prompt: &Value, answers: &str) -> String {
+    let kind = json_kind(prompt);
+    format!(
+        "`{PROMPT}` is {kind}, and both answers are {answers}; give all as strings, or all as lists of messages"
+    )
+}
+
+/// Tables without lists hold messages as JSON.
+fn messages(value: Value) -> Value {
+    let list = value.as_str().filter(|text| text.starts_with("[{"));
+    list.and_then(|text| serde_json::from_str(text).ok()).unwrap_or(value)
+}
+
+/// Returns what two texts begin with, without a space at its end, and the rests of both, as TRL divides them.
+fn split_text(chosen: &str, rejected: &str) -> (String, [String; 2]) {
+    let chars = || chosen.chars().zip(rejected.chars());
+    let (shared, shortest) = (chars().take_while(|(a, b)| a == b).count(), chars().count());
+    // An answer has a character at least.
+    let shared = shared.min(shortest.saturating_sub(1));
+    let ends_with_space = shared > 0 && chosen.chars().nth(shared - 1) == Some(' ');
+    let shared = shared - usize::from(ends_with_space);
+    let rest = |text: &str| text.chars().skip(shared).collect();
+    (chosen.chars().take(shared).collect(), [rest(chosen), rest(rejected)])
+}
+
+/// Returns the messages that two conversations begin with, and the rests of both.
+fn split_messages(chosen: &Value, rejected: &Value) -> Result<(Value, [Value; 2]), String> {
+    let of = |list: &Value| list.try_iter().into_iter().flatten().collect::<Vec<_>>();
+    let lists = [of(chosen), of(rejected)];
+    let shared = lists[0].iter().zip(&lists[1]).take_while(|(a, b)| a == b).count();
+    if shared == 0 {
+        return Err(format!(
+            "`{CHOSEN}` and `{REJECTED}` begin with different messages: give the messages before both answers as `{PROMPT}`"
+        ));
+    }
+    if lists.iter().any(|list| list.len() == shared) {
+        return Err(format!(
+            "one of `{CHOSEN}` and `{REJECTED}` is the beginning of the other: each needs an answer"
+        ));
+    }
+    let rest = |list: &Vec<Value>| Value::from(list[shared..].to_vec());
+    Ok((Value::from(lists[0][..shared].to_vec()), [rest(&lists[0]), rest(&lists[1])]))
 }
 
 /// Returns the name of a record's JSON type if it is no object.

@@ -86,6 +86,9 @@ pub struct RowsConfig {
     /// How documents are put into rows. A file of rows is always used row by row. Default: whole in files in which some tokens
     /// do not count, such as those of conversations, and [`Packing::Stream`] in others.
     pub packing: Option<Packing>,
+    /// Whether each two documents are a pair, as [`TextEncoder`](super::TextEncoder) writes those of answers: rows have whole pairs,
+    /// whatever the packing, and a pair that is longer than a row is left out unless that is an error. Default false.
+    pub pairs: bool,
     /// What is done with documents longer than a row, if the others are whole. Default: they are cut.
     pub too_long: TooLong,
     /// Whether a last row that is not full is kept: see [`Rows::padded`]. Default false.
@@ -98,7 +101,14 @@ pub struct RowsConfig {
 impl RowsConfig {
     /// Returns the defaults for rows of `len` inputs.
     pub fn new(len: usize) -> Self {
-        Self { len, packing: None, too_long: TooLong::default(), is_padded: false, labels: None }
+        Self {
+            len,
+            packing: None,
+            pairs: false,
+            too_long: TooLong::default(),
+            is_padded: false,
+            labels: None,
+        }
     }
 }
 
@@ -229,10 +239,16 @@ impl Rows {
         source.read(source.row(element), self.len, self.labels.as_ref())
     }
 
-    /// Returns what became of the documents that are packed whole; `None` if none are.
+    /// Whether the rows are of whole pairs ([`RowsConfig::pairs`]).
+    pub fn has_pairs(&self) -> bool {
+        let of_pairs = |source: &Source| matches!(&source.packed, Packed::Whole(whole) if whole.has_pairs());
+        self.files.iter().any(of_pairs)
+    }
+
+    /// Returns what became of the documents, or pairs, that are packed whole; `None` if none are.
     pub fn packing(&self) -> Option<PackingReport> {
         let whole = |source: &'_ Source| match &source.packed {
-            Packed::Whole(whole) => Some((source.file.documents(), whole.cut, whole.dropped)),
+            Packed::Whole(whole) => Some((whole.units(&source.file), whole.cut, whole.dropped)),
             _ => None,
         };
         let all: Vec<_> = self.files.iter().filter_map(whole).collect();
@@ -276,7 +292,9 @@ impl Rows {
             let packing = match packed {
                 Packed::Stream => String::new(),
                 Packed::Documents => " documents".into(),
-                Packed::Whole(whole) => format!(" whole {}", whole.too_long()),
+                Packed::Whole(whole) => {
+                    format!(" whole {}{}", whole.too_long(), if whole.has_pairs() { " pairs" } else { "" })
+                }
             };
             hash.add(
                 format!("{} {rows} {:016x}{packing}\n", file.fingerprint(), weight.to_bits()).as_bytes(),
@@ -363,10 +381,13 @@ impl Source {
         check_labels(&file, config)?;
         let is_whole = config.labels.is_some() || !file.counts_all();
         let default = if is_whole { Packing::Whole } else { Packing::Stream };
-        let packed = match (config.packing.unwrap_or(default), file.row_length()) {
+        let packing = if config.pairs { Packing::Whole } else { config.packing.unwrap_or(default) };
+        let packed = match (packing, file.row_length()) {
             (Packing::Stream, _) | (_, Some(_)) => Packed::Stream,
             (Packing::Documents, None) => Packed::Documents,
-            (Packing::Whole, None) => Packed::Whole(Whole::new(&file, len as u64, config.too_long)?),
+            (Packing::Whole, None) => {
+                Packed::Whole(Whole::new(&file, len as u64, config.too_long, config.pairs)?)
+            }
         };
         let rows = match &packed {
             Packed::Whole(whole) => whole.rows(),
@@ -375,8 +396,8 @@ impl Source {
         if rows == 0 {
             let tokens = file.tokens();
             return Err(file.refuse(match (&packed, is_padded) {
-                (Packed::Whole(_), _) => {
-                    format!("each of its documents has more than {len} tokens, and is left out: give longer rows")
+                (Packed::Whole(whole), _) => {
+                    format!("each of its {} has more than {len} tokens, and is left out: give longer rows", whole.unit())
                 }
                 (_, true) => format!("its {tokens} tokens are too few: it needs one to predict from, and one to predict"),
                 (_, false) => format!(

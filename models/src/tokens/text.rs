@@ -48,6 +48,8 @@ pub struct TextSource {
     kind: Kind,
     /// Whether each document has a label.
     has_labels: bool,
+    /// Whether records are pairs of answers.
+    has_pairs: bool,
 }
 
 #[derive(Debug)]
@@ -99,19 +101,46 @@ impl TextSource {
     /// A file that cannot be read or is not a regular file; a Parquet file in a build without the feature, or without
     /// the column.
     pub fn open(path: &Path, field: Option<&str>) -> Result<Self> {
+        let names = field.map_or(record::NAMES.to_vec(), |field| vec![field]);
+        Self::with_names(path, field, &names)
+    }
+
+    /// Opens JSON lines or a table of pairs of answers: fields `chosen` and `rejected`, two strings or two lists of messages, and
+    /// usually `prompt`, as they are; without one, the prompt is what both begin with. They are read as [`Piece::Pair`].
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open); a plain text.
+    pub fn open_pairs(path: &Path) -> Result<Self> {
+        let source = Self::with_names(path, None, &record::OF_PAIRS)?;
+        if source.is_one_document() {
+            let problem =
+                "it is plain text: pairs are JSON lines (.jsonl) or a table, with `chosen` and `rejected`";
+            return Err(Error::Format { path: path.into(), problem: problem.into() });
+        }
+        Ok(Self { has_pairs: true, ..source })
+    }
+
+    fn with_names(path: &Path, field: Option<&str>, names: &[&str]) -> Result<Self> {
         let mut input = Input::open(path)?;
         let (bytes, field) = (input.size, field.map(str::to_string));
         let begin = input.bytes.fill_buf().map_err(Error::io("read", path))?;
         let is_json = begin.trim_ascii_start().starts_with(b"{");
         // Some editors begin UTF-8 files with it.
         let mark = if begin.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
-        let source =
-            |input, done, kind| Self { path: path.into(), input, bytes, done, kind, has_labels: false };
+        let source = |input, done, kind| Self {
+            path: path.into(),
+            input,
+            bytes,
+            done,
+            kind,
+            has_labels: false,
+            has_pairs: false,
+        };
         if is_table(path) {
-            return Ok(source(None, 0, Self::parquet(path, input.read.is_some(), field)?));
+            return Ok(source(None, 0, Self::parquet(path, input.read.is_some(), field, names)?));
         }
         if let Some(separator) = delimited::separator(&uncompressed(path)) {
-            let table = delimited::Table::open(input, separator, field.as_deref());
+            let table = delimited::Table::open(input, separator, names);
             let table = table.map_err(|problem| Error::Format { path: path.into(), problem })?;
             return Ok(source(None, 0, Kind::Delimited { table, field }));
         }
@@ -138,20 +167,19 @@ impl TextSource {
     }
 
     #[cfg(feature = "parquet")]
-    fn parquet(path: &Path, is_compressed: bool, field: Option<String>) -> Result<Kind> {
+    fn parquet(path: &Path, is_compressed: bool, field: Option<String>, names: &[&str]) -> Result<Kind> {
         if is_compressed {
             let problem = "a table of Parquet, compressed again, cannot be read: decompress it".into();
             return Err(Error::Format { path: path.into(), problem });
         }
         let file = training::internal::open_input(path).map_err(Error::io("read", path))?;
-        let names = field.as_deref().map_or(record::NAMES.to_vec(), |field| vec![field]);
-        let table = super::parquet::Table::open(file, &names);
+        let table = super::parquet::Table::open(file, names);
         let table = table.map_err(|problem| Error::Format { path: path.into(), problem })?;
         Ok(Kind::Table { table, field })
     }
 
     #[cfg(not(feature = "parquet"))]
-    fn parquet(path: &Path, _: bool, _: Option<String>) -> Result<Kind> {
+    fn parquet(path: &Path, _: bool, _: Option<String>, _: &[&str]) -> Result<Kind> {
         let problem = "this build reads no Parquet: build it with `--features parquet`, or write the file as JSON lines, as `to_json` of \
                        datasets or pandas does";
         Err(Error::Format { path: path.into(), problem: problem.into() })
@@ -305,11 +333,12 @@ impl TextSource {
             #[cfg(feature = "parquet")]
             Kind::Table { field, .. } => (field, true),
         };
-        if self.has_labels {
-            let labelled = record::labelled(record, field.as_deref());
-            return labelled.map(Some).map_err(|problem| self.refuse(problem));
-        }
-        record::piece(record, field.as_deref(), is_table).map_err(|problem| self.refuse(problem))
+        let found = match (self.has_labels, self.has_pairs) {
+            (true, _) => record::labelled(record, field.as_deref()).map(Some),
+            (_, true) => record::pair(record).map(Some),
+            _ => record::piece(record, field.as_deref(), is_table),
+        };
+        found.map_err(|problem| self.refuse(problem))
     }
 }
 

@@ -17,6 +17,7 @@ mod heads;
 mod layouts;
 mod lora;
 mod packing;
+mod pairs;
 mod parts;
 mod tables;
 mod tensor_parallel;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Evaluation, Result, RoutedTokens};
+use crate::{Error, Evaluation, PairMetrics, Result, RoutedTokens};
 
 use earlier::PreservedLines;
 
@@ -73,6 +73,9 @@ pub struct StepDetails {
     /// Of the router with the least balanced experts, the share of the busiest one in all choices; left out without experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub busiest_expert: Option<f64>,
+    /// What was found of pairs of answers, in training on preferences.
+    #[serde(flatten)]
+    pub pairs: Option<PairMetrics>,
     /// Speed of the step, if measured.
     #[serde(flatten)]
     pub speed: Option<StepSpeed>,
@@ -89,7 +92,8 @@ impl StepDetails {
         ];
         let balance = self.balance_loss.map(|loss| ("Balance loss", loss));
         let busiest = self.busiest_expert.map(|share| ("Busiest expert (%)", 100.0 * share));
-        own.into_iter().chain(of_speed).chain(balance).chain(busiest).collect()
+        let pairs = self.pairs.iter().flat_map(PairMetrics::quantities);
+        own.into_iter().chain(of_speed).chain(balance).chain(busiest).chain(pairs).collect()
     }
 }
 

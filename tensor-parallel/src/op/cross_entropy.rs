@@ -26,15 +26,40 @@ use super::with_kept_bytes;
 /// # Source
 /// Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism" (2019), section 3.
 pub fn vocab_parallel_cross_entropy(logits: &Tensor, targets: &Tensor, context: &Context) -> Result<Tensor> {
+    fused(logits, targets, context, Wanted::MeanLoss)
+}
+
+/// Returns the logarithm of each target's probability, of which [`vocab_parallel_cross_entropy`] is the negative mean.
+///
+/// # Shapes
+/// Those of [`vocab_parallel_cross_entropy`]; the result is as the targets.
+///
+/// # Cost
+/// That of [`vocab_parallel_cross_entropy`].
+///
+/// # Errors
+/// Those of [`vocab_parallel_cross_entropy`].
+pub fn vocab_parallel_log_probs(logits: &Tensor, targets: &Tensor, context: &Context) -> Result<Tensor> {
+    fused(logits, targets, context, Wanted::LogProbs)
+}
+
+/// What is made of the log-probabilities.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Wanted {
+    MeanLoss,
+    LogProbs,
+}
+
+fn fused(logits: &Tensor, targets: &Tensor, context: &Context, wanted: Wanted) -> Result<Tensor> {
     let wide = match logits.dtype() {
         DType::F16 | DType::BF16 => logits.to_dtype(DType::F32)?,
         _ => logits.clone(),
     };
-    let loss = match wide.dtype() {
-        DType::F64 => fused::<f64>(&wide, targets, context)?,
-        _ => fused::<f32>(&wide, targets, context)?,
+    let found = match wide.dtype() {
+        DType::F64 => fused_in::<f64>(&wide, targets, context, wanted)?,
+        _ => fused_in::<f32>(&wide, targets, context, wanted)?,
     };
-    Ok(loss.to_dtype(logits.dtype())?)
+    Ok(found.to_dtype(logits.dtype())?)
 }
 
 /// Returns the target of each row.
@@ -89,7 +114,13 @@ fn row_maxima<T: FloatDType>(
     Ok((largest, classes))
 }
 
-fn fused<T: FloatDType>(logits: &Tensor, targets: &Tensor, context: &Context) -> Result<Tensor> {
+fn fused_in<T: FloatDType>(
+    logits: &Tensor,
+    targets: &Tensor,
+    context: &Context,
+    wanted: Wanted,
+) -> Result<Tensor> {
+    let shape = targets.dims();
     let targets = numbers_of(logits, targets)?;
     let (rows, own) = (targets.len(), logits.elem_count() / targets.len());
     let row = move |index: usize| -> Range<usize> { index * own..(index + 1) * own };
@@ -117,16 +148,27 @@ fn fused<T: FloatDType>(logits: &Tensor, targets: &Tensor, context: &Context) ->
     let parts = reduced(parts, ReduceOp::Sum, logits, context)?;
     let (sums, of_targets) = parts.split_at(rows);
     let losses = sums.iter().zip(of_targets).map(|(sum, target)| sum.to_f64().ln() - target.to_f64());
-    let loss = T::from_f64(losses.sum::<f64>() / rows as f64);
-    let (sums, dims) = (sums.to_vec(), logits.dims().to_vec());
     let (device, context) = (logits.device().clone(), context.clone());
-    let output = Tensor::from_vec(vec![loss], (), &device)?;
+    let output = match wanted {
+        Wanted::MeanLoss => {
+            Tensor::from_vec(vec![T::from_f64(losses.sum::<f64>() / rows as f64)], (), &device)?
+        }
+        Wanted::LogProbs => {
+            Tensor::from_vec(losses.map(|loss| T::from_f64(-loss)).collect::<Vec<_>>(), shape, &device)?
+        }
+    };
+    let (sums, dims) = (sums.to_vec(), logits.dims().to_vec());
     let bytes = size_of_val(&exponentials[..]) + size_of_val(&sums[..]) + size_of_val(&targets[..]);
     with_kept_bytes(bytes, "vocab_parallel_cross_entropy", &[logits], output, move |gradient| {
         context.check_backward()?;
-        let share = gradient.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_scalar::<f64>()? / rows as f64;
+        let gradient =
+            gradient.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
         let mut of_logits = exponentials.clone();
         for (index, target) in targets.iter().enumerate() {
+            let share = match wanted {
+                Wanted::MeanLoss => gradient[0] / rows as f64,
+                Wanted::LogProbs => -gradient[index],
+            };
             let numbers = &mut of_logits[row(index)];
             let scale = T::from_f64(share / sums[index].to_f64());
             numbers.iter_mut().for_each(|number| *number *= scale);

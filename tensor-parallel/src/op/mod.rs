@@ -11,7 +11,7 @@ use comm::autograd;
 use ops::{Precision, SavedBytes};
 
 pub(crate) use column::column;
-pub use cross_entropy::vocab_parallel_cross_entropy;
+pub use cross_entropy::{vocab_parallel_cross_entropy, vocab_parallel_log_probs};
 pub(crate) use embedding::embedding;
 pub(crate) use row::row;
 

@@ -237,6 +237,16 @@ pub trait Vocabulary: Send + Sync {
     /// # Errors
     /// Shapes that do not fit, a target outside the vocabulary; failures of communication.
     fn loss(&self, x: &Tensor, targets: &Tensor, config: &LinearCrossEntropyConfig) -> Result<Tensor>;
+
+    /// The log-probability of each target, on every rank, without materializing the logits of all targets at once unless they are
+    /// divided over ranks; 0 where the target is `ignored`.
+    ///
+    /// # Shapes
+    /// `x` `(.., features)`; targets `(..)`, and so the result, in f32 or f64.
+    ///
+    /// # Errors
+    /// As [`loss`](Self::loss).
+    fn log_probs(&self, x: &Tensor, targets: &Tensor, ignored: i64) -> Result<Tensor>;
 }
 
 /// A linear layer made by an implementation of [`Layers`].

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
-use ops::{LinearCrossEntropyConfig, embedding, linear, linear_cross_entropy, linear_no_bias};
+use ops::{
+    LinearCrossEntropyConfig, embedding, linear, linear_cross_entropy, linear_log_probs, linear_no_bias,
+};
 
 use super::frozen::frozen;
 use super::{Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
@@ -45,5 +47,9 @@ impl Vocabulary for Whole {
 
     fn loss(&self, x: &Tensor, targets: &Tensor, config: &LinearCrossEntropyConfig) -> Result<Tensor> {
         linear_cross_entropy(x, &self.weight, None, targets, config)
+    }
+
+    fn log_probs(&self, x: &Tensor, targets: &Tensor, ignored: i64) -> Result<Tensor> {
+        linear_log_probs(x, &self.weight, targets, Some(ignored))
     }
 }

@@ -1,4 +1,4 @@
-//! Training shared by `pretrain` and `finetune`: read data, build the model in its layout, train, save.
+//! Training shared by `pretrain`, `finetune` and `prefer`: read data, build the model in its layout, train, save.
 
 mod checks;
 mod lifecycle;
@@ -7,7 +7,6 @@ mod start;
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::Path;
-use std::sync::Arc;
 
 use crate::console::{note, say};
 use crate::error::{Error, Result};
@@ -29,6 +28,7 @@ use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
 
 use super::job::{Job, Subject};
+use super::pairs::RunData;
 use super::sample::Sample;
 use super::settings::{self, note_changed_settings, refuse_another_model, train_config};
 use super::trained::{self, Trained};
@@ -37,10 +37,12 @@ use super::{memory, shared};
 use checks::{
     check_batch_size, check_division, check_evaluation, check_output_folder, check_stages, refuse_in_folder,
 };
-use lifecycle::{check_steps, choose, last_lines, log, save};
+use lifecycle::{check_steps, last_lines, log, save};
 use start::{config_of_rank, model_in_layout, new_trainer};
 
 pub(crate) use checks::check_divisible;
+pub(super) use lifecycle::choose;
+pub(super) use start::build_model;
 
 /// What each process creates at the start.
 pub struct Setup {
@@ -50,7 +52,7 @@ pub struct Setup {
     sample: Option<Sample>,
 }
 
-/// Runs `pretrain` or `finetune`.
+/// Runs `pretrain`, `finetune` or `prefer`.
 ///
 /// # Errors
 /// A wrong option, a file that cannot be used, a rank that failed.
@@ -140,6 +142,8 @@ impl<J: Job> Command for J {
 
     fn setup(&self) -> Result<Setup> {
         let (options, subject) = (self.options(), self.subject()?);
+        // Refuses one that does not fit before ranks start.
+        self.reference()?;
         if let Some(layout) = &options.mesh {
             check_divisible(layout, subject.weights.config())?;
             check_stages(layout, options.pipeline_schedule(), subject.weights.config())?;
@@ -161,6 +165,7 @@ impl<J: Job> Command for J {
                 field: options.field.as_deref(),
                 length,
                 packing: options.packing,
+                pairs: self.preferences().is_some(),
                 too_long: options.too_long.unwrap_or(default),
                 is_padded,
                 labels: model.labels.as_ref(),
@@ -208,7 +213,7 @@ impl<J: Job> Command for J {
                 Some(_) => setup.subject.weights.fingerprint()?,
                 None => None,
             };
-            let config = train_config(J::NAME, options, &setup.subject, frozen);
+            let config = train_config(self, &setup.subject, frozen);
             let changed = trainer::check_resume(&contents, &setup.rows, &config)?;
             let (option, source) = options.checkpoints.source();
             refuse_another_model(&changed, option, source)?;
@@ -247,9 +252,10 @@ impl<J: Job> Command for J {
     fn train(&self, setup: Setup, rank: &mut Rank) -> Result<Trained> {
         let options = self.options();
         let Setup { subject, rows, evaluation, sample } = setup;
-        let rows = Arc::new(rows);
+        let data = RunData::new(self, rows, evaluation)?;
+        let rows = data.rows.clone();
         let device = self.common().device()?;
-        let (mut model, joining) = model_in_layout(self, rank, &subject, &rows, &device)?;
+        let (mut model, joining) = model_in_layout(self, rank, &subject, &data, &device)?;
         let (layout, is_new) = (*model.layout(), joining.is_some());
         // Until training is over; then a signal ends the rank at once.
         let signals = options.checkpoints.stop_on_signal();
@@ -259,16 +265,16 @@ impl<J: Job> Command for J {
         let is_elastic = config.fewest_ranks.is_some();
         let mut log = log(self, rank.is_first(), is_elastic, metrics.as_mut(), &layout);
         let (mut trainer, speed) =
-            new_trainer(options, &mut model, joining, &subject, &rows, config, rank, log.as_mut())?;
-        if let Some(evaluation) = &evaluation {
+            new_trainer(options, &mut model, joining, &subject, &data, config, rank, log.as_mut())?;
+        if let Some(evaluation) = data.evaluation() {
             trainer = trainer.evaluating(evaluation);
         }
         let (watch, times) = (rank.stopwatch(), Cell::new(Times::default()));
         let samples = subject.tokenizer.as_ref().zip(sample.as_ref());
         let phase = if is_new { RankPhase::New } else { RankPhase::AtWork };
-        let labels = subject.weights.config().labels.as_ref();
-        let mut observer =
-            TrainObserver::new(options, log, samples, speed, trainer.step(), &times, phase).measuring(labels);
+        let (labels, begun) = (subject.weights.config().labels.as_ref(), trainer.step());
+        let observer = TrainObserver::new(options, &data, log, samples, speed, begun, &times, phase);
+        let mut observer = observer.measuring(labels);
         rank.stage = RankPhase::AtWork;
         let mut seconds = None;
         let mut measure = |model: &mut Parallel<CausalLm>| {
@@ -341,6 +347,9 @@ fn describe_data(rows: &Rows) -> String {
     let of_rows = format!("{} rows of {} tokens", rows.len(), rows.row_len());
     let Some(PackingReport { documents, cut, dropped, padding }) = rows.packing() else { return of_rows };
     let padding = 100.0 * padding;
+    if rows.has_pairs() {
+        return format!("{of_rows} ({documents} pairs, {dropped} left out; {padding:.1} % padding)");
+    }
     let cut_off = if rows.labels().is_some() { "truncated" } else { "cut" };
     format!(
         "{of_rows} ({documents} whole documents, {cut} {cut_off}, {dropped} left out; {padding:.1} % padding)"

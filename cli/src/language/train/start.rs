@@ -5,8 +5,6 @@ use crate::Command;
 use crate::error::Result;
 use crate::rank::{Rank, RankPhase};
 use crate::run_log::RunLog;
-use std::sync::Arc;
-
 use candle_core::{DType, Device, Tensor};
 use girandole::trainer::{Joining, TrainConfig, Trainer};
 use girandole::{Layout, Parallel, ParallelConfig};
@@ -17,6 +15,7 @@ use super::lifecycle::{layout_now, replacement, resume, step_flops};
 use crate::language::base;
 use crate::language::job::{Job, Subject};
 use crate::language::options::TrainOptions;
+use crate::language::pairs::RunData;
 use crate::language::settings::train_config;
 use crate::language::speed::Speed;
 
@@ -25,10 +24,10 @@ pub(super) fn model_in_layout(
     job: &impl Job,
     rank: &mut Rank,
     subject: &Subject,
-    rows: &Rows,
+    data: &RunData,
     device: &Device,
 ) -> Result<(Parallel<CausalLm>, Option<Joining>)> {
-    let (options, elastic) = (job.options(), job.elastic());
+    let (options, elastic, rows) = (job.options(), job.elastic(), &data.rows);
     if rank.stage == RankPhase::New {
         return rank.join_running(elastic, None, |rank, lost| {
             let joining = Joining::gather(&*rank.comm, lost)?;
@@ -36,6 +35,7 @@ pub(super) fn model_in_layout(
         });
     }
     let layout = layout_now(options, elastic.is_some(), rank)?;
+    data.find_reference(job, rank, &layout, device)?;
     Ok((build_model(options, &layout, rank, subject, rows, device)?, None))
 }
 
@@ -59,7 +59,7 @@ pub(super) fn config_of_rank<J: Job>(
     Ok(TrainConfig {
         fewest_ranks: job.elastic().filter(|_| goes_on).map(|elastic| elastic.min),
         replacement,
-        ..train_config(J::NAME, job.options(), subject, weights)
+        ..train_config(job, subject, weights)
     })
 }
 
@@ -69,28 +69,30 @@ pub(super) fn new_trainer<'a>(
     model: &'a mut Parallel<CausalLm>,
     joining: Option<Joining>,
     subject: &Subject,
-    rows: &Arc<Rows>,
+    data: &RunData,
     config: TrainConfig,
     rank: &Rank,
     log: Option<&mut RunLog<'_>>,
 ) -> Result<(Trainer<'a, CausalLm>, Speed)> {
-    let (flops, device) = (step_flops(options.batch_size, subject, rows)?, model.config().device.clone());
+    let (flops, device) =
+        (step_flops(options.batch_size, subject, &data.rows)?, model.config().device.clone());
     let dtype = options.dtype();
+    let rows = &data.rows;
     let places = (options.batch_size * rows.row_len()) as f64;
     let used = rows.packing().map_or(1.0, |packing| 1.0 - packing.padding);
     let tokens = rows.labels().map(|_| places * used);
     if let Some(joining) = joining {
         let speed = Speed::of_one(rank, dtype, &device, flops)?.with_tokens(tokens);
-        return Ok((Trainer::joining(model, rows.clone(), config, joining)?, speed));
+        return Ok((Trainer::joining(model, data.training(), config, joining)?, speed));
     }
     let speed = Speed::measured(rank, dtype, &device, flops)?.with_tokens(tokens);
-    let mut trainer = Trainer::new(model, rows.clone(), config)?;
+    let mut trainer = Trainer::new(model, data.training(), config)?;
     resume(options, &mut trainer, log, rank)?;
     Ok((trainer, speed))
 }
 
-/// Builds the model in its layout.
-fn build_model(
+/// Builds a model in a layout.
+pub(in super::super) fn build_model(
     options: &TrainOptions,
     layout: &Layout,
     rank: &Rank,

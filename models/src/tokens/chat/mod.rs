@@ -83,6 +83,23 @@ impl Chat {
         Ok(Self { prompt: are_all.then_some(prompt.len()), trained, ..chat })
     }
 
+    /// Checks a prompt and an answer, which are lists. All of the answer counts.
+    pub(super) fn answering(
+        prompt: &Value,
+        answer: &Value,
+        tools: Option<Value>,
+    ) -> std::result::Result<Self, String> {
+        match Self::completing(prompt, answer, tools) {
+            Ok(chat) if chat.prompt.is_none() => {
+                Err("all of an answer counts: leave out `weight` and `train`".into())
+            }
+            Ok(chat) if chat.messages.len() == chat.prompt.unwrap_or_default() => {
+                Err("there is no message".into())
+            }
+            chat => chat,
+        }
+    }
+
     /// Checks that the messages are a list of objects with a role.
     pub(super) fn any(messages: Value, tools: Option<Value>) -> std::result::Result<Self, String> {
         if messages.kind() != ValueKind::Seq {

@@ -20,6 +20,8 @@ const KEPT: usize = 64;
 pub(in super::super) struct Whole {
     len: u64,
     too_long: TooLong,
+    /// Number of documents that stay together: 2 of a pair, else 1.
+    group: u64,
     /// Number of rows up to the end of each window.
     ends: Vec<u64>,
     /// The windows used last, the latest at the end.
@@ -32,12 +34,17 @@ pub(in super::super) struct Whole {
 
 impl Whole {
     /// Packs all documents once, to number their rows.
-    pub(in super::super) fn new(file: &TokenFile, len: u64, too_long: TooLong) -> Result<Self> {
-        let windows = file.documents().div_ceil(WINDOW);
+    pub(in super::super) fn new(file: &TokenFile, len: u64, too_long: TooLong, pairs: bool) -> Result<Self> {
+        let (windows, group) = (file.documents().div_ceil(WINDOW), if pairs { 2 } else { 1 });
+        if !file.documents().is_multiple_of(group) {
+            return Err(file.refuse(format!("its {} documents are no pairs", file.documents())));
+        }
+        // A part of a pair would be none.
+        let too_long = if pairs && too_long == TooLong::Cut { TooLong::Drop } else { too_long };
         let counted = (0..windows).into_par_iter().map(|window| {
-            let bounds = bounds(file, window)?;
+            let bounds = bounds(file, window, group)?;
             if too_long == TooLong::Error {
-                refuse_too_long(file, &bounds, window, len)?;
+                refuse_too_long(file, &bounds, (window * WINDOW / group, len), unit(group))?;
             }
             let Window { rows, cut, dropped, tokens, .. } = Window::pack(&bounds, len, too_long);
             Ok([rows, cut, dropped, tokens])
@@ -53,11 +60,26 @@ impl Whole {
         }
         let [rows, cut, dropped, tokens] = sums;
         let padding = rows * len - tokens;
-        Ok(Self { len, too_long, ends, kept: Mutex::default(), cut, dropped, padding })
+        Ok(Self { len, too_long, group, ends, kept: Mutex::default(), cut, dropped, padding })
     }
 
     pub(in super::super) fn too_long(&self) -> TooLong {
         self.too_long
+    }
+
+    /// What is packed.
+    pub(in super::super) fn unit(&self) -> &'static str {
+        if self.has_pairs() { "pairs" } else { "documents" }
+    }
+
+    /// Number of what is packed.
+    pub(in super::super) fn units(&self, file: &TokenFile) -> u64 {
+        file.documents() / self.group
+    }
+
+    /// Whether pairs stay together.
+    pub(in super::super) fn has_pairs(&self) -> bool {
+        self.group == 2
     }
 
     /// Returns the number of rows.
@@ -70,7 +92,20 @@ impl Whole {
         let window = self.ends.partition_point(|end| *end <= row);
         let before = window.checked_sub(1).map_or(0, |before| self.ends[before]);
         let parts = self.window(file, window)?.row(row - before, self.len);
-        parts.ok_or_else(|| file.refuse("its documents have changed since it was opened".into()))
+        let parts =
+            parts.ok_or_else(|| file.refuse("its documents have changed since it was opened".into()))?;
+        if self.group == 1 {
+            return Ok(parts);
+        }
+        // The second document of each pair begins within it.
+        let mut documents = Vec::with_capacity(2 * parts.len());
+        for Part { tokens, .. } in parts {
+            let middle = file.begins_within(tokens.clone())?.first().copied().unwrap_or(tokens.end);
+            for tokens in [tokens.start..middle, middle..tokens.end] {
+                documents.push(Part { tokens, goes_on: false });
+            }
+        }
+        Ok(documents)
     }
 
     fn window(&self, file: &TokenFile, window: usize) -> Result<Arc<Window>> {
@@ -82,7 +117,8 @@ impl Whole {
             return Ok(found[found.len() - 1].1.clone());
         }
         drop(found);
-        let packed = Arc::new(Window::pack(&bounds(file, window as u64)?, self.len, self.too_long));
+        let packed =
+            Arc::new(Window::pack(&bounds(file, window as u64, self.group)?, self.len, self.too_long));
         let mut kept = kept();
         if kept.len() == KEPT {
             kept.remove(0);
@@ -92,18 +128,24 @@ impl Whole {
     }
 }
 
-/// Returns where the documents of a window begin, and where the last one ends.
-fn bounds(file: &TokenFile, window: u64) -> Result<Vec<u64>> {
-    file.bounds(window * WINDOW..((window + 1) * WINDOW).min(file.documents()))
+/// Returns where the documents of a window begin, or each `group` of them, and where the last one ends.
+fn bounds(file: &TokenFile, window: u64, group: u64) -> Result<Vec<u64>> {
+    let all = file.bounds(window * WINDOW..((window + 1) * WINDOW).min(file.documents()))?;
+    Ok(all.into_iter().step_by(group as usize).collect())
 }
 
-fn refuse_too_long(file: &TokenFile, bounds: &[u64], window: u64, len: u64) -> Result<()> {
+fn unit(group: u64) -> &'static str {
+    if group == 2 { "pair" } else { "document" }
+}
+
+/// `before` is the number of documents before those of the bounds.
+fn refuse_too_long(file: &TokenFile, bounds: &[u64], (before, len): (u64, u64), unit: &str) -> Result<()> {
     let long = bounds.windows(2).position(|document| document[1] - document[0] > len);
     long.map_or(Ok(()), |place| {
-        let (number, tokens) = (window * WINDOW + place as u64 + 1, bounds[place + 1] - bounds[place]);
+        let done = if unit == "pair" { "dropped" } else { "truncated or dropped" };
+        let (number, tokens) = (before + place as u64 + 1, bounds[place + 1] - bounds[place]);
         Err(file.refuse(format!(
-            "document {number} has {tokens} tokens, and rows have {len}: give longer rows, or have such documents truncated or \
-             dropped (--too-long)"
+            "{unit} {number} has {tokens} tokens, and rows have {len}: give longer rows, or have such {unit}s {done} (--too-long)"
         )))
     })
 }
