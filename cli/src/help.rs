@@ -45,6 +45,7 @@ pub const SHARED: [(&str, &[&str]); 8] = [
             "no-memory-check",
             "dropout",
             "parameters",
+            "recompute",
         ],
     ),
     (
@@ -64,8 +65,8 @@ pub const SHARED: [(&str, &[&str]); 8] = [
             "clip",
         ],
     ),
-    ("Evaluation and logging", &["evaluate-rows", "sample-prompt", "sample", "log-every"]),
-    ("Adapters", &["lora-alpha", "lora-dropout"]),
+    ("Evaluation and logging", &["evaluate-every", "evaluate-rows", "sample-prompt", "sample", "log-every"]),
+    ("Adapters", &["lora-alpha", "lora-targets", "lora-dropout", "merge"]),
     ("Preferences", &["label-smoothing", "simpo-gamma", "reference"]),
     ("Files", &["init", "data", "save", "save-dtype", "metrics", "trace", "report", "tensorboard"]),
     ("Checkpoints", &["checkpoint-dir", "checkpoint-every", "resume", "stop-on"]),

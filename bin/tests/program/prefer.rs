@@ -201,6 +201,23 @@ fn what_is_no_pair_is_refused() {
     let error = refuse(&format!("{good}\n{long}\n"), &["--too-long", "error"]);
     assert!(error.contains("pair 2 has ") && error.contains("tokens, and rows have 64"), "{error}");
     assert!(refuse(&long, &[]).contains("each of its pairs has more than 64 tokens"));
+    let other = Path::new(FIXTURE).join("../qwen2").display().to_string();
+    let error = refuse(good, &["--reference", &other]);
+    assert!(
+        error.contains("--reference: got ") && error.contains("give one of the same vocabulary"),
+        "{error}"
+    );
+    fs::write(folder.path("plain.txt"), "text").unwrap();
+    let (plain, out) = (folder.argument("plain.txt"), folder.argument("out"));
+    let error = PREFER.refuse(&["--model", FIXTURE, "--data", &plain, "--out", &out]);
+    assert!(error.contains("it is plain text: pairs are JSON lines"), "{error}");
+}
+
+#[test]
+fn options_without_a_use_are_refused() {
+    let folder = Folder::new();
+    let (path, out) = (folder.argument("p.jsonl"), folder.argument("out"));
+    fs::write(folder.path("p.jsonl"), r#"{"prompt": "a ", "chosen": "b", "rejected": "c"}"#).unwrap();
     for (options, said) in [
         (&["--beta", "0"][..], "give a number above 0"),
         (&["--beta", "-1"], "give a number above 0"),
@@ -216,19 +233,10 @@ fn what_is_no_pair_is_refused() {
         (&["--too-long", "cut"], "a part of a pair is none"),
         (&["--field", "text"], "pairs are the fields"),
     ] {
-        let error = refuse(good, options);
+        let given = ["--model", FIXTURE, "--data", &path, "--out", &out, "--length", "64"];
+        let error = PREFER.refuse(&[&given, options].concat());
         assert!(error.contains(said), "{options:?}: {error}");
     }
-    let other = Path::new(FIXTURE).join("../qwen2").display().to_string();
-    let error = refuse(good, &["--reference", &other]);
-    assert!(
-        error.contains("--reference: got ") && error.contains("give one of the same vocabulary"),
-        "{error}"
-    );
-    fs::write(folder.path("plain.txt"), "text").unwrap();
-    let (plain, out) = (folder.argument("plain.txt"), folder.argument("out"));
-    let error = PREFER.refuse(&["--model", FIXTURE, "--data", &plain, "--out", &out]);
-    assert!(error.contains("it is plain text: pairs are JSON lines"), "{error}");
 }
 
 /// A pair that is longer than a row is left out, and that is said; what both answers begin with is their prompt.

@@ -2,18 +2,13 @@
 
 use std::sync::Arc;
 
-use candle_core::Device;
-use girandole::Layout;
-use girandole::trainer::{Data, ObserverState, PreferenceData, Reference, observer_state, pair_log_probs};
+use girandole::Parallel;
+use girandole::trainer::{Data, ObserverState, PreferenceData, Reference, pair_log_probs};
+use models::CausalLm;
 use models::tokens::Rows;
 
 use super::job::Job;
-use super::train::{build_model, choose};
-use crate::console::say;
 use crate::error::Result;
-use crate::options::with_fallback_hint;
-use crate::rank::Rank;
-use crate::trainer::first_choice;
 
 /// Prefix of the names of the evaluation's tensors.
 const EVALUATION: &str = "evaluation_";
@@ -89,32 +84,20 @@ impl RunData {
         Ok(())
     }
 
-    /// Finds the log-probabilities of the reference, if the loss compares with one: in the checkpoint that the run goes on from, or
-    /// by computing them in the layout of the run. Every rank must call it.
-    pub(super) fn find_reference(
+    /// Whether pairs are not compared with a reference yet.
+    pub(super) fn lacks_reference(&self) -> bool {
+        self.all().any(|(_, pairs)| pairs.reference().is_none())
+    }
+
+    /// Computes the log-probabilities that it lacks, of a reference. Every rank must call it.
+    pub(super) fn compute_reference(
         &self,
-        job: &impl Job,
-        rank: &Rank,
-        layout: &Layout,
-        device: &Device,
-    ) -> Result<()> {
-        let Some(reference) = job.reference()? else { return Ok(()) };
-        let options = job.options();
-        let checkpoint = first_choice(&options.checkpoints, rank, || choose(&options.checkpoints))?;
-        if let Some(contents) = checkpoint {
-            self.take_from(&mut observer_state(&contents).map_err(with_fallback_hint)?)?;
-        }
-        if self.all().all(|(_, pairs)| pairs.reference().is_some()) {
-            return Ok(());
-        }
-        if rank.is_first() {
-            say(format_args!("reference: computing its log-probabilities once, before training"))?;
-        }
-        let mut model = build_model(options, layout, rank, &reference, &self.rows, device)?;
+        reference: &mut Parallel<CausalLm>,
+        batch_size: usize,
+    ) -> girandole::Result<()> {
         for (name, pairs) in self.all().filter(|(_, pairs)| pairs.reference().is_none()) {
             let (data, rows) = (pairs.without_reference(), self.rows_of(name));
-            let found = pair_log_probs(&mut model, &data, rows, options.batch_size)?;
-            pairs.set_reference(found.into())?;
+            pairs.set_reference(pair_log_probs(reference, &data, rows, batch_size)?.into())?;
         }
         Ok(())
     }

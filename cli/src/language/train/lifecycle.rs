@@ -169,7 +169,7 @@ pub(super) fn save(job: &impl Job, model: &Parallel<CausalLm>, subject: &Subject
 }
 
 /// Returns the checkpoint to resume from, if that is requested and one exists.
-pub(in super::super) fn choose(options: &CheckpointOptions) -> Result<Option<Contents>> {
+pub(super) fn choose(options: &CheckpointOptions) -> Result<Option<Contents>> {
     options.choose(Checkpoints::latest, |checkpoints, folder| checkpoints.contents(folder))
 }
 

@@ -37,12 +37,10 @@ use super::{memory, shared};
 use checks::{
     check_batch_size, check_division, check_evaluation, check_output_folder, check_stages, refuse_in_folder,
 };
-use lifecycle::{check_steps, last_lines, log, save};
+use lifecycle::{check_steps, choose, last_lines, log, save};
 use start::{config_of_rank, model_in_layout, new_trainer};
 
 pub(crate) use checks::check_divisible;
-pub(super) use lifecycle::choose;
-pub(super) use start::build_model;
 
 /// What each process creates at the start.
 pub struct Setup {

@@ -2,16 +2,19 @@
 //! running job.
 
 use crate::Command;
+use crate::console::say;
 use crate::error::Result;
+use crate::options::with_fallback_hint;
 use crate::rank::{Rank, RankPhase};
 use crate::run_log::RunLog;
+use crate::trainer::first_choice;
 use candle_core::{DType, Device, Tensor};
-use girandole::trainer::{Joining, TrainConfig, Trainer};
+use girandole::trainer::{Joining, TrainConfig, Trainer, observer_state};
 use girandole::{Layout, Parallel, ParallelConfig};
 use models::tokens::Rows;
 use models::{CausalLm, Lora};
 
-use super::lifecycle::{layout_now, replacement, resume, step_flops};
+use super::lifecycle::{choose, layout_now, replacement, resume, step_flops};
 use crate::language::base;
 use crate::language::job::{Job, Subject};
 use crate::language::options::TrainOptions;
@@ -35,8 +38,32 @@ pub(super) fn model_in_layout(
         });
     }
     let layout = layout_now(options, elastic.is_some(), rank)?;
-    data.find_reference(job, rank, &layout, device)?;
+    find_reference(job, rank, &layout, data, device)?;
     Ok((build_model(options, &layout, rank, subject, rows, device)?, None))
+}
+
+/// Finds the log-probabilities of the reference, if the loss of pairs compares with one: in the checkpoint that the run goes on from,
+/// or by computing them in the layout of the run. Every rank must call it.
+fn find_reference(
+    job: &impl Job,
+    rank: &Rank,
+    layout: &Layout,
+    data: &RunData,
+    device: &Device,
+) -> Result<()> {
+    let Some(reference) = job.reference()? else { return Ok(()) };
+    let options = job.options();
+    if let Some(contents) = first_choice(&options.checkpoints, rank, || choose(&options.checkpoints))? {
+        data.take_from(&mut observer_state(&contents).map_err(with_fallback_hint)?)?;
+    }
+    if !data.lacks_reference() {
+        return Ok(());
+    }
+    if rank.is_first() {
+        say(format_args!("reference: computing its log-probabilities once, before training"))?;
+    }
+    let mut model = build_model(options, layout, rank, &reference, &data.rows, device)?;
+    Ok(data.compute_reference(&mut model, options.batch_size)?)
 }
 
 /// Returns the configuration of the training, on a rank that begins in a layout or is new in a running job.
@@ -92,7 +119,7 @@ pub(super) fn new_trainer<'a>(
 }
 
 /// Builds a model in a layout.
-pub(in super::super) fn build_model(
+fn build_model(
     options: &TrainOptions,
     layout: &Layout,
     rank: &Rank,
