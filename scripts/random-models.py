@@ -4,7 +4,7 @@
     cargo build -p bin
     pip install torch transformers peft
     scripts/random-models.py --count 50           # all weights
-    scripts/random-models.py --count 50 --lora    # adapters
+    scripts/random-models.py --count 50 --lora    # adapters, of any variant
     scripts/random-models.py --count 50 --packed  # rows of documents in every run
     pip install bitsandbytes accelerate
     scripts/random-models.py --count 50 --in-4-bits  # adapters on a base in 4 bits
@@ -103,7 +103,27 @@ def layout(draw, config):
     return [axis for axis in axes if axis != "tp" or divides]
 
 
-def adapters(draw, model, folder):
+def variant(draw, config, is_gpt2):
+    """rsLoRA, DoRA, ranks and alphas by pattern, modules trained whole: some of them, or none."""
+    some = {}
+    if draw.random() < 0.4:
+        some["use_rslora"] = True
+    if draw.random() < 0.5:
+        some["use_dora"] = True
+    # With every choice of targets they match a layer with an adapter.
+    ends = [r"c_(attn|proj)"] if is_gpt2 else [r"[qk]_proj", r"layers\.1\..*[qk]_proj"]
+    if draw.random() < 0.4:
+        some["rank_pattern"] = {draw.choice(ends): draw.choice([1, 3, 5])}
+    if draw.random() < 0.4:
+        some["alpha_pattern"] = {draw.choice(ends): draw.choice([2, 6])}
+    if draw.random() < 0.4:
+        embedding = "wte" if is_gpt2 else "embed_tokens"
+        whole = ["lm_head"] if config.tie_word_embeddings else draw.choice([[embedding], ["lm_head"], [embedding, "lm_head"]])
+        some |= {"modules_to_save": whole, "ensure_weight_tying": config.tie_word_embeddings}
+    return some
+
+
+def adapters(draw, of_variant, model, folder):
     import peft
 
     is_gpt2 = model.config.model_type == "gpt2"
@@ -115,13 +135,17 @@ def adapters(draw, model, folder):
         every = []
     config = peft.LoraConfig(
         r=draw.choice([1, 2, 4]), lora_alpha=draw.choice([1, 4, 8]), target_modules=draw.choice([*every, *some]),
-        task_type="CAUSAL_LM", fan_in_fan_out=is_gpt2,
+        task_type="CAUSAL_LM", fan_in_fan_out=is_gpt2, **variant(of_variant, model.config, is_gpt2),
     )
     model = peft.get_peft_model(model, config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "lora_" in name:
+            if "magnitude" in name:
+                parameter.mul_(1 + 0.1 * torch.randn_like(parameter))
+            elif "lora_" in name:
                 parameter.copy_(0.1 * torch.randn_like(parameter))
+            elif parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     return model
 
@@ -293,7 +317,7 @@ def compare(girandole, seed, lora, packed, in_4_bits, folder):
     model.to(dtype).save_pretrained(begin, max_shard_size=draw.choice(["10KB", "1GB"]))
     model = load(begin, in_4_bits)
     if lora:
-        model = adapters(draw, model, begun)
+        model = adapters(draw, random.Random(seed + 2_000_000), model, begun)
     model.train()
 
     axes = layout(draw, config)

@@ -13,7 +13,7 @@ pub const NARROW: usize = 80;
 const INDENT: usize = 10;
 
 /// Options shared by many commands, by help heading. `-h` has one line for each group that a command has.
-pub const SHARED: [(&str, &[&str]); 8] = [
+pub const SHARED: [(&str, &[&str]); 9] = [
     (
         "Ranks",
         &[
@@ -66,8 +66,25 @@ pub const SHARED: [(&str, &[&str]); 8] = [
         ],
     ),
     ("Evaluation and logging", &["evaluate-every", "evaluate-rows", "sample-prompt", "sample", "log-every"]),
-    ("Adapters", &["lora-alpha", "lora-targets", "lora-dropout", "merge"]),
     ("Preferences", &["label-smoothing", "simpo-gamma", "reference"]),
+    (
+        "Adapters",
+        &[
+            "lora-alpha",
+            "lora-targets",
+            "lora-dropout",
+            "lora-rslora",
+            "lora-dora",
+            "lora-rank-pattern",
+            "lora-alpha-pattern",
+            "lora-save-modules",
+            "merge",
+        ],
+    ),
+    (
+        "Language models",
+        &["document-length", "pipeline-schedule", "lora-dora", "lora-save-modules", "base-bits"],
+    ),
     ("Files", &["init", "data", "save", "save-dtype", "metrics", "trace", "report", "tensorboard"]),
     ("Checkpoints", &["checkpoint-dir", "checkpoint-every", "resume", "stop-on"]),
 ];

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{Result, Tensor};
-use candle_nn::VarBuilder;
+use candle_nn::{Init, VarBuilder};
 use ops::DividedExperts;
 use training::build::{Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
 
@@ -49,8 +49,14 @@ impl Layers for ExpertLayers {
         self.inner.weight(vb, config)
     }
 
-    fn bias(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Tensor> {
-        self.inner.bias(vb, config)
+    fn vector(
+        &self,
+        vb: &VarBuilder<'static>,
+        name: &str,
+        init: Init,
+        config: &LinearConfig,
+    ) -> Result<Tensor> {
+        self.inner.vector(vb, name, init, config)
     }
 
     fn skip_weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<()> {

@@ -36,7 +36,7 @@ impl Parallel<CausalLm> {
         let dtype = self.config().dtype;
         self.collected(folder, |saved| {
             let trained: HashSet<String> = saved.shapes().map(|(name, _)| name.to_string()).collect();
-            let adapters = if lora.is_some() { adapters(saved)? } else { HashMap::new() };
+            let adapters = lora.map(|lora| adapters(saved, lora)).transpose()?.unwrap_or_default();
             // In full precision, whatever the model was trained in: each is rounded once, when it is written.
             let before = weights.tensors(if dtype == DType::F64 { dtype } else { DType::F32 }, &Device::Cpu);
             let before = |name| match weights.dtype(name) {
@@ -58,13 +58,13 @@ impl Parallel<CausalLm> {
         })
     }
 
-    /// Writes only the adapters, in the format of `peft`. Call on every rank; all ranks must see the folder.
+    /// Writes only what is trained, the adapters and modules beside them, in the format of `peft`. Call on every rank; all ranks must see the folder.
     ///
     /// # Errors
     /// Those of [`save_folder`](Self::save_folder).
     pub fn save_adapters(&self, folder: &Path, lora: &Lora) -> Result<()> {
         self.collected(folder, |saved| {
-            let all = adapters(saved)?;
+            let all = adapters(saved, lora)?;
             Ok(lora.save(folder, all)?)
         })
     }
@@ -97,8 +97,8 @@ impl Parallel<CausalLm> {
     }
 }
 
-fn adapters(saved: &mut CheckpointReader) -> Result<HashMap<String, Tensor>> {
+fn adapters(saved: &mut CheckpointReader, lora: &Lora) -> Result<HashMap<String, Tensor>> {
     let names: Vec<String> = saved.shapes().map(|(name, _)| name.to_string()).collect();
-    let names = names.into_iter().filter(|name| Lora::is_adapter(name));
+    let names = names.into_iter().filter(|name| lora.trains(name));
     names.map(|name| Ok((name.clone(), saved.whole(&name)?))).collect()
 }

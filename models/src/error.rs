@@ -66,10 +66,12 @@ pub enum Error {
         /// The differences.
         misfits: Box<TensorMismatches>,
     },
-    /// A LoRA target that matches no layer of the model.
-    #[error("LoRA target {target:?} matches no layer of the model; layers are called {known}")]
+    /// A LoRA target, or a pattern of ranks or alphas, that matches no layer of the model.
+    #[error("{what} {target:?} matches no layer of the model; layers are called {known}")]
     Target {
-        /// The target.
+        /// What was given: a target, or the field of the pattern.
+        what: &'static str,
+        /// The target, or the pattern.
         target: String,
         /// Names of the model's layers.
         known: String,

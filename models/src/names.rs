@@ -117,6 +117,27 @@ pub(crate) const IN_4_BITS: &str = "nf4";
 /// Names of the two matrices of an adapter, appended to the layer's name.
 pub(crate) const ADAPTER: [&str; 2] = ["lora_A", "lora_B"];
 
+/// Name of the magnitudes of an adapter with weight decomposition (DoRA), appended to the layer's name.
+pub(crate) const MAGNITUDE: &str = "lora_magnitude_vector";
+
+/// Initialization of magnitudes that are the norms of the rows of the layer's weight, or of its weight as 4 bits hold it. candle's
+/// `Init` has no such thing: a source of weights that does not know these gives numbers that no model can compute with.
+pub(crate) fn magnitude_init(is_in_4_bits: bool) -> Init {
+    Init::Const(if is_in_4_bits { f64::INFINITY } else { f64::NAN })
+}
+
+/// Whether a parameter belongs to an adapter.
+pub(crate) fn is_adapter(name: &str) -> bool {
+    name.strip_suffix(MAGNITUDE).is_some_and(|layer| layer.ends_with('.'))
+        || ADAPTER.iter().any(|part| name.ends_with(&format!(".{part}.weight")))
+}
+
+/// Returns the names of the parameters of a layer's adapter, if it has all of them.
+pub(crate) fn of_adapter(layer: &str) -> [String; 3] {
+    let [a, b] = ADAPTER.map(|part| format!("{layer}.{part}.weight"));
+    [a, b, format!("{layer}.{MAGNITUDE}")]
+}
+
 /// Prefix of parameter names in `peft`'s files.
 pub(crate) const PEFT_PREFIX: &str = "base_model.model.";
 

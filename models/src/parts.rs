@@ -46,7 +46,7 @@ impl Inner {
         }
         let (adapters, in_file) = (self.adapters.as_ref()?, format!("{PEFT_PREFIX}{name}"));
         let is_there = adapters.entry(&in_file).is_some_and(|entry| entry.dims == shape.dims());
-        (is_there && names::adapter_init(&name, shape.dims()).is_some()).then_some((adapters, in_file, None))
+        (is_there && names::is_adapter(&name)).then_some((adapters, in_file, None))
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Shape, Tensor, Var, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
+use ops::nf4::Nf4Matrix;
 use sampler::Generator;
 use training::build::RangeReader;
 use training::internal::lock;
@@ -111,7 +112,7 @@ impl Weights {
         let mut misfits =
             lora.misfits(|name| Some(tensors.entry(&format!("{PEFT_PREFIX}{name}"))?.dims.clone()));
         let is_known =
-            |name: &str| lora.shapes().contains_key(name.strip_prefix(PEFT_PREFIX).unwrap_or_default());
+            |name: &str| name.strip_prefix(PEFT_PREFIX).is_some_and(|name| lora.is_in_folder(name));
         misfits.surplus = tensors.names().filter(|name| !is_known(name)).cloned().collect();
         if !misfits.is_empty() {
             return Err(Error::Tensors { folder: folder.into(), misfits: Box::new(misfits) });
@@ -220,8 +221,13 @@ impl Inner {
         }
     }
 
-    /// Returns the folder and the name in it of one of the model's parameters; `None` if it is drawn, as a new head is.
+    /// Returns the folder and the name in it of one of the model's parameters: that of the adapters, if it was trained whole beside
+    /// them. `None` if it is drawn, as a new head is.
     pub(super) fn in_folder(&self, name: &str) -> Option<(&Folder, String)> {
+        let saved = format!("{PEFT_PREFIX}{name}");
+        if let Some(adapters) = self.adapters.as_ref().filter(|adapters| adapters.entry(&saved).is_some()) {
+            return Some((adapters, saved));
+        }
         let folder = self.folder.as_ref()?;
         let in_file = file_name(&self.config, folder, name);
         folder.entry(&in_file).is_some().then_some((folder, in_file))
@@ -235,15 +241,35 @@ impl Inner {
         init: Init,
         dtype: DType,
     ) -> candle_core::Result<Tensor> {
-        let adapter = names::adapter_init(name, shape.dims());
-        let (Some(adapters), true) = (&self.adapters, adapter.is_some()) else {
-            return self.draw(shape, name, adapter.unwrap_or(init), dtype);
+        let (Some(adapters), true) = (&self.adapters, names::is_adapter(name)) else {
+            if let Some(weight) = name.strip_suffix(names::MAGNITUDE).map(|layer| format!("{layer}weight")) {
+                return self.norms(&weight, init)?.to_dtype(dtype);
+            }
+            let init = names::adapter_init(name, shape.dims()).unwrap_or(init);
+            return self.draw(shape, name, init, dtype);
         };
         let read = adapters.read(&format!("{PEFT_PREFIX}{name}"), dtype)?;
         if read.shape() != shape {
             bail!("parameter {name} is asked for as {:?}, and is {:?}", shape.dims(), read.dims())
         }
         Ok(read)
+    }
+
+    /// Returns the norms of the rows of a weight: the initial magnitudes of its adapter.
+    fn norms(&self, name: &str, init: Init) -> candle_core::Result<Tensor> {
+        let Some(dims) = self.shapes.get(name) else { bail!("{name}: the model has no such weight") };
+        let mut weight = self.value(&Shape::from(&dims[..]), name, Init::Const(0.0), DType::F64)?;
+        if matches!(init, Init::Const(init) if init == f64::INFINITY) {
+            let narrow = weight.to_dtype(DType::F32)?;
+            weight = Nf4Matrix::quantize(&narrow)?.widen()?.to_dtype(DType::F64)?;
+        }
+        let norms = weight.sqr()?.sum(1)?.sqrt()?;
+        if let Some(row) = norms.to_vec1::<f64>()?.iter().position(|norm| *norm == 0.0) {
+            bail!(
+                "{name}: row {row} is zero, and has no direction: DoRA divides by its norm; train this layer without"
+            )
+        }
+        Ok(norms)
     }
 
     fn draw(&self, shape: &Shape, name: &str, init: Init, dtype: DType) -> candle_core::Result<Tensor> {

@@ -123,15 +123,21 @@ impl Layers for Divided {
         Ok(builder.get((config.outputs, config.inputs), "weight", init, split)?)
     }
 
-    fn bias(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Tensor> {
+    fn vector(
+        &self,
+        vb: &VarBuilder<'static>,
+        name: &str,
+        init: Init,
+        config: &LinearConfig,
+    ) -> Result<Tensor> {
         self.check(vb)?;
         match config.division {
-            _ if self.ranks() == 1 => WholeLayers.bias(vb, config),
-            Wanted::Whole | Wanted::Inputs => WholeLayers.bias(&self.between(vb), config),
+            _ if self.ranks() == 1 => WholeLayers.vector(vb, name, init, config),
+            Wanted::Whole | Wanted::Inputs => WholeLayers.vector(&self.between(vb), name, init, config),
             Wanted::Outputs => {
                 let (builder, split) =
                     (self.at(vb).frozen(config.frozen), Split::Rows { groups: config.groups });
-                Ok(builder.get(config.outputs, "bias", config.bias_init(), split)?)
+                Ok(builder.get(config.outputs, name, init, split)?)
             }
         }
     }

@@ -33,6 +33,7 @@ mod language_options;
 mod language_resume;
 #[cfg(target_os = "linux")]
 mod launch;
+mod lora_variants;
 mod pipeline_transformer;
 mod plan;
 #[cfg(target_os = "linux")]

@@ -2,12 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
-use crate::options::count;
+use crate::error::Result;
 use clap::Args;
-use models::{Lora, LoraConfig, ModelConfig, Tokenizer, Weights};
-use ops::nf4::BLOCK;
+use models::{Lora, Tokenizer, Weights};
 
+use super::adapters::AdapterOptions;
 use super::job::{Job, Subject};
 use super::labels::LabelOptions;
 use super::options::TrainOptions;
@@ -33,111 +32,14 @@ pub struct FinetuneOptions {
     /// What the model's head is for.
     #[command(flatten)]
     labels: LabelOptions,
-    /// Rank of adapters (LoRA) [default: no adapters]
-    #[arg(long, value_name = "N", value_parser = count, help_heading = "Adapters")]
-    lora_rank: Option<usize>,
-    /// Alpha of adapters [default: twice the rank]
-    ///
-    /// Adapters are scaled by alpha / rank.
-    #[arg(long, value_name = "A", value_parser = finite, requires = "lora_rank", help_heading = "Adapters")]
-    lora_alpha: Option<f64>,
-    /// Layers with adapters
-    ///
-    /// The ends of their names, such as q_proj; all-linear stands for all linear layers but the output.
-    #[arg(
-        long,
-        value_name = "NAME",
-        value_delimiter = ',',
-        default_value = "all-linear",
-        requires = "lora_rank",
-        help_heading = "Adapters"
-    )]
-    lora_targets: Vec<String>,
-    /// Probability of dropout before adapters
-    #[arg(
-        long,
-        value_name = "P",
-        default_value = "0",
-        value_parser = crate::options::probability,
-        requires = "lora_rank",
-        help_heading = "Adapters"
-    )]
-    lora_dropout: f64,
-    /// Folder of adapters to continue with
-    ///
-    /// It has an adapter_config.json.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["lora_rank", "lora_alpha", "lora_targets", "lora_dropout"], help_heading = "Adapters")]
-    adapters: Option<PathBuf>,
-    /// Save the whole model, with adapters merged into it
-    #[arg(long, help_heading = "Adapters")]
-    merge: bool,
-    /// Bits of the base's weights: 4 [default: all]
-    ///
-    /// The weights of the blocks' linear layers are quantized while they are read, in the format of QLoRA (NF4 with double
-    /// quantization, as bitsandbytes); embedding, output, norms and biases are not. Adapters are trained beside them. With --merge
-    /// they are merged into the weights as 4 bits hold them.
-    #[arg(long, value_name = "BITS", value_parser = base_bits, help_heading = "Adapters")]
-    base_bits: Option<u8>,
+    #[command(flatten)]
+    adapters: AdapterOptions,
 }
 
 impl FinetuneOptions {
+    /// Returns the adapters for a model; `None` if all of it is trained.
     pub(super) fn lora(&self, weights: &Weights) -> Result<Option<Lora>> {
-        let is_adapted = self.lora_rank.is_some() || self.adapters.is_some();
-        if let Some(labels) = weights.config().labels.as_ref().filter(|_| is_adapted) {
-            let option = if self.adapters.is_some() { "--adapters" } else { "--lora-rank" };
-            let got = format!("a model that labels documents ({})", labels.names.join(", "));
-            let help = "beside adapters its head would stay as it is, so far: leave the option out, and the whole model is trained";
-            return Err(Error::Option { option, got, help: help.into() });
-        }
-        match (self.adapters_of(weights)?, self.base_bits) {
-            (lora, None) => Ok(lora),
-            (Some(lora), Some(_)) => {
-                self.check_base_in_4_bits(weights.config())?;
-                Ok(Some(lora.in_4_bits()?))
-            }
-            (None, Some(bits)) => {
-                let help = "a base in 4 bits is not trained itself: give --lora-rank or --adapters, which are, or leave it out";
-                Err(Error::Option { option: "--base-bits", got: bits.to_string(), help: help.into() })
-            }
-        }
-    }
-
-    /// Refuses what a base in 4 bits cannot be divided over or computed on.
-    fn check_base_in_4_bits(&self, model: &ModelConfig) -> Result<()> {
-        let refuse = |option, got: String, help: String| Err(Error::Option { option, got, help });
-        if !self.options.common().device()?.is_cpu() {
-            let help = "a base in 4 bits is computed on a CPU only, so far: leave out --base-bits, or give --device cpu";
-            return refuse("--base-bits", "4".into(), help.into());
-        }
-        let Some(layout) = &self.options.mesh else { return Ok(()) };
-        let widths = [model.num_heads * model.head_dim, model.intermediate_size];
-        match widths.into_iter().find(|width| !(width / BLOCK).is_multiple_of(layout.tp)) {
-            None => Ok(()),
-            Some(width) => {
-                let (blocks, tp) = (width / BLOCK, layout.tp);
-                let help = format!(
-                    "a width of {width} in 4 bits is {blocks} blocks of {BLOCK}, which cannot be divided over tp={tp} ranks"
-                );
-                refuse("--mesh", layout.to_string(), help)
-            }
-        }
-    }
-
-    fn adapters_of(&self, weights: &Weights) -> Result<Option<Lora>> {
-        if let Some(folder) = &self.adapters {
-            return Ok(Some(Lora::from_folder(folder, weights.config())?));
-        }
-        let Some(rank) = self.lora_rank else {
-            if self.merge {
-                let help = "there are no adapters to merge: give --lora-rank or --adapters".into();
-                return Err(Error::Option { option: "--merge", got: "true".into(), help });
-            }
-            return Ok(None);
-        };
-        let alpha = self.lora_alpha.unwrap_or(2.0 * rank as f64);
-        let (targets, dropout) = (self.lora_targets.clone(), self.lora_dropout);
-        let config = LoraConfig { rank, alpha, targets, dropout, ..LoraConfig::default() };
-        Ok(Some(Lora::new(&config, weights.config())?))
+        self.adapters.lora(weights, &self.options)
     }
 }
 
@@ -159,8 +61,8 @@ impl Job for FinetuneOptions {
             false => None,
         };
         let mut weights = self.labels.open(&self.model, tokenizer.as_ref())?.with_seed(self.options.seed);
-        let lora = self.lora(&weights)?.map(|lora| lora.of_folder(&self.model));
-        if let (Some(folder), Some(lora)) = (&self.adapters, &lora) {
+        let lora = self.adapters.lora(&weights, &self.options)?.map(|lora| lora.of_folder(&self.model));
+        if let (Some(folder), Some(lora)) = (&self.adapters.adapters, &lora) {
             weights = weights.with_adapters(folder, lora)?;
         }
         if let Some(tokenizer) = &tokenizer {
@@ -170,11 +72,11 @@ impl Job for FinetuneOptions {
     }
 
     fn merges(&self) -> bool {
-        self.merge
+        self.adapters.merge
     }
 
     fn saves_adapters(&self) -> bool {
-        (self.lora_rank.is_some() || self.adapters.is_some()) && !self.merge
+        self.adapters.saves_adapters()
     }
 
     fn model(&self) -> Option<&Path> {
@@ -184,12 +86,4 @@ impl Job for FinetuneOptions {
     fn folder(&self) -> Option<&Path> {
         Some(&self.model)
     }
-}
-
-fn base_bits(text: &str) -> std::result::Result<u8, &'static str> {
-    if text == "4" { Ok(4) } else { Err("give 4, or leave it out") }
-}
-
-fn finite(text: &str) -> std::result::Result<f64, &'static str> {
-    text.parse().ok().filter(|number: &f64| number.is_finite()).ok_or("give a finite number")
 }

@@ -32,6 +32,7 @@
 //! Read it in this order: [`PretrainOptions`], [`FinetuneOptions`], [`PreferOptions`], [`run`], then [`text`].
 //!
 //! What trains is [`girandole::trainer`]; a program that needs no command line uses that.
+mod adapters;
 mod base;
 mod events;
 mod finetune;

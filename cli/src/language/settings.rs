@@ -34,7 +34,9 @@ fn config_of(
     subject: &Subject,
     weights: Option<String>,
 ) -> TrainConfig {
-    let config = options.train_config();
+    let mut config = options.train_config();
+    config.gradient_check.frozen =
+        subject.lora.as_ref().map_or_else(Vec::new, models::Lora::stopped_gradients);
     let mut settings: BTreeMap<String, String> =
         of(options, &config).into_iter().map(|(name, value)| (format!("--{name}"), value)).collect();
     settings.insert("command".into(), command.into());
@@ -49,7 +51,10 @@ fn config_of(
     if let Some(lora) = &subject.lora {
         settings.insert("--lora-alpha".into(), lora.config().alpha.to_string());
         settings.insert("--lora-dropout".into(), lora.config().dropout.to_string());
-        settings.insert("use_rslora".into(), lora.config().by_root.to_string());
+        settings.insert("--lora-rslora".into(), lora.config().by_root.to_string());
+        let patterns = lora.config().alpha_pattern.iter();
+        let patterns = patterns.map(|(pattern, alpha)| format!("{pattern}={alpha}")).collect::<Vec<_>>();
+        settings.insert("--lora-alpha-pattern".into(), patterns.join(","));
     }
     if let Some(experts) = &model.experts {
         let balance = options.balance_of(experts);
@@ -197,6 +202,6 @@ mod tests {
         assert!(
             refused(&["--lr", MODEL]).unwrap_err().contains("--checkpoint-dir: got c; the model of that run")
         );
-        assert_ne!(settings(100, false)["use_rslora"], settings(100, true)["use_rslora"]);
+        assert_ne!(settings(100, false)["--lora-rslora"], settings(100, true)["--lora-rslora"]);
     }
 }

@@ -21,7 +21,9 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
     let config = config(folder)?;
     let lora = match own.lora_rank {
         Some(rank) => {
-            let lora = Lora::new(&LoraConfig { rank, ..LoraConfig::default() }, &config)?;
+            let (dora, save_modules) = (own.lora_dora, own.lora_save_modules.clone());
+            let lora = LoraConfig { rank, dora, save_modules, ..LoraConfig::default() };
+            let lora = Lora::new(&lora, &config)?;
             Some(if own.base_bits.is_some() { lora.in_4_bits()? } else { lora })
         }
         None => None,

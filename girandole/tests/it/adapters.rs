@@ -11,8 +11,8 @@ use girandole::models::{CausalLm, FolderConfig, Lora, LoraConfig, ModelConfig, W
 use girandole::training::build::Builder;
 use girandole::{DistributedModel, Layout, Parallel, ParallelConfig};
 
-struct Trained {
-    losses: Vec<f64>,
+pub(crate) struct Trained {
+    pub(crate) losses: Vec<f64>,
     norms: Vec<f64>,
     /// Logits of the model in the saved folder.
     logits: Vec<f32>,
@@ -25,23 +25,34 @@ fn train(layout: &str, lora: Option<&Lora>, tied: bool) -> Trained {
 }
 
 fn train_as(layout: &str, lora: Option<&Lora>, config: &ModelConfig, sequence_parallel: bool) -> Trained {
+    train_with(layout, lora, config, |settings| settings.sequence_parallel = sequence_parallel)
+}
+
+/// As [`train`], with some settings changed.
+pub(crate) fn train_with(
+    layout: &str,
+    lora: Option<&Lora>,
+    config: &ModelConfig,
+    change: impl Fn(&mut ParallelConfig) + Sync,
+) -> Trained {
     let (layout, out): (Layout, _) = (layout.parse().unwrap(), tempfile::tempdir().unwrap());
     let ranks = Local::run_shared(layout.ranks(), |comm| {
         let weights = Weights::random(config, 7).unwrap();
         let rows = ROWS / layout.data_ranks() / 2;
-        let is_adapter = lora.is_some();
-        let is_trained = move |name: &str| match is_adapter {
-            true => Lora::is_adapter(name),
-            false => name.contains("layernorm") || name.contains("layers.5.") || name.contains("lm_head"),
+        let is_trained = match lora {
+            Some(lora) => lora.trained(),
+            None => Arc::new(|name: &str| {
+                name.contains("layernorm") || name.contains("layers.5.") || name.contains("lm_head")
+            }),
         };
-        let settings = ParallelConfig {
+        let mut settings = ParallelConfig {
             dtype: DType::F64,
             micro_batches: 2,
             example: Some(Tensor::zeros((rows, LEN), DType::U32, &Device::Cpu)?),
-            is_trained: Some(Arc::new(is_trained)),
-            sequence_parallel,
+            is_trained: Some(is_trained),
             ..ParallelConfig::default()
         };
+        change(&mut settings);
         let (model, adapters) = (config.clone(), lora.cloned());
         let build = move |builder: &Builder| match &adapters {
             Some(lora) => CausalLm::new(&model, &lora.adapt(builder.clone())),
@@ -70,14 +81,14 @@ fn train_as(layout: &str, lora: Option<&Lora>, config: &ModelConfig, sequence_pa
     Trained { losses, norms, logits, bytes_sent }
 }
 
-const LAYOUTS: [&str; 8] =
+pub(crate) const LAYOUTS: [&str; 8] =
     ["dp=2", "shard=2", "tp=2", "pp=2", "pp=2,dp=2", "pp=2,shard=2", "shard=2,tp=2", "dp=2,tp=2"];
 
 fn close(got: &[f64], expected: &[f64]) -> bool {
     got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-10)
 }
 
-fn assert_equal(layout: &str, got: &Trained, expected: &Trained) {
+pub(crate) fn assert_equal(layout: &str, got: &Trained, expected: &Trained) {
     assert!(close(&got.losses, &expected.losses), "{layout}: {:?}, {:?}", got.losses, expected.losses);
     assert!(close(&got.norms, &expected.norms), "{layout}: {:?}, {:?}", got.norms, expected.norms);
     let gaps = got.logits.iter().zip(&expected.logits).map(|(a, b)| (a - b).abs());
@@ -154,7 +165,7 @@ fn frozen_parts_in_every_layout() {
 }
 
 /// Qwen3, with norms of queries and keys, and GPT-2, with biases and fused layers, of widths that blocks of 64 divide.
-fn of_whole_blocks() -> [ModelConfig; 2] {
+pub(crate) fn of_whole_blocks() -> [ModelConfig; 2] {
     let qwen3 = r#"{"model_type": "qwen3", "head_dim": 32, "vocab_size": 48, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
         "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_act": "silu", "max_position_embeddings": 16,
         "rms_norm_eps": 1e-5, "initializer_range": 0.2, "tie_word_embeddings": true, "rope_theta": 10000.0}"#;

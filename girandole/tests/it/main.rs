@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod adapter_variants;
 mod adapters;
 mod checkpoints;
 mod divided_experts;

@@ -141,6 +141,11 @@ impl<'a> Fields<'a> {
         self.json.get(name).filter(|value| !value.is_null())
     }
 
+    /// Returns the names of all fields.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'a String> + use<'a> {
+        self.json.keys()
+    }
+
     pub(crate) fn has(&self, name: &str) -> bool {
         self.json.contains_key(name)
     }

@@ -6,7 +6,7 @@ use ops::{Gate, RotaryScaling};
 
 use super::header::Value;
 use super::{GgufType, unsupported};
-use crate::{Family, LoraConfig, ModelConfig, Result};
+use crate::{Family, ModelConfig, Result};
 
 /// Version of the blocks of quantized types.
 const QUANTIZATION_VERSION: usize = 2;
@@ -86,15 +86,15 @@ pub(super) fn of_model(
     Ok((all, notes))
 }
 
-/// Returns the metadata of adapters.
-pub(super) fn of_adapters(config: &ModelConfig, lora: &LoraConfig) -> Result<Metadata> {
+/// Returns the metadata of adapters, all of which have this scale times their rank.
+pub(super) fn of_adapters(config: &ModelConfig, alpha: f64) -> Result<Metadata> {
     check(config)?;
     Ok(vec![
         ("general.architecture".into(), architecture(config.family).into()),
         ("general.type".into(), "adapter".into()),
         ("adapter.type".into(), "lora".into()),
         // What reads it divides by the rank.
-        ("adapter.lora.alpha".into(), Value::F32((lora.scale() * lora.rank as f64) as f32)),
+        ("adapter.lora.alpha".into(), Value::F32(alpha as f32)),
     ])
 }
 

@@ -21,7 +21,7 @@ use training::internal::AtomicFile;
 
 use self::header::{Info, Value, padding};
 use self::tensors::{Source, TensorPlan};
-use crate::names::ADAPTER;
+use crate::names::{self, ADAPTER};
 use crate::{Error, Lora, ModelConfig, Result, Weights};
 
 pub use dtype::GgufType;
@@ -66,9 +66,9 @@ impl<'a> MergedWeights<'a> {
         let builder = self.weights.tensors(DType::F32, &Device::Cpu);
         let weight = builder.get(dims.as_slice(), name)?;
         let Some(lora) = self.lora else { return Ok(weight) };
-        let layer = name.strip_suffix("weight").unwrap_or(name);
+        let layer = name.strip_suffix(".weight").unwrap_or(name);
         let mut adapters = HashMap::new();
-        for name in ADAPTER.map(|part| format!("{layer}{part}.weight")) {
+        for name in names::of_adapter(layer) {
             if let Some(dims) = lora.shapes().get(&name) {
                 adapters.insert(name.clone(), builder.get(dims.as_slice(), &name)?);
             }
@@ -134,13 +134,22 @@ pub fn export_gguf(
 /// Those of [`export_gguf`].
 pub fn export_gguf_adapters(path: &Path, weights: &Weights, lora: &Lora) -> Result<GgufFile> {
     let config = weights.config();
-    let metadata = metadata::of_adapters(config, lora.config())?;
+    // A file has one alpha, and what reads it divides by each rank. Another scale is in the second matrix.
+    let alpha_of = |layer: &str| lora.config().scale_of(layer) * lora.config().rank_of(layer) as f64;
+    let second = |name: &str| name.strip_suffix(&format!(".{}.weight", ADAPTER[1])).map(alpha_of);
+    let alpha =
+        lora.shapes().keys().filter_map(|name| second(name)).find(|alpha| *alpha != 0.0).unwrap_or(1.0);
+    let metadata = metadata::of_adapters(config, alpha)?;
     let plans: Vec<_> =
         tensors::of_adapters(config, lora)?.into_iter().map(|plan| (plan, GgufType::F32)).collect();
     let builder = weights.tensors(DType::F32, &Device::Cpu);
     let bytes = write(path, &metadata, &plans, |name| {
         let dims = lora.shapes().get(name).cloned().unwrap_or_default();
-        Ok(builder.get(dims, name)?)
+        let matrix = builder.get(dims, name)?;
+        match second(name).filter(|own| *own != alpha) {
+            Some(own) => Ok((matrix * (own / alpha))?),
+            None => Ok(matrix),
+        }
     })?;
     Ok(GgufFile { tensors: plans.len(), bytes, ..GgufFile::default() })
 }

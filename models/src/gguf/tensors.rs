@@ -118,7 +118,8 @@ pub(super) fn of_adapters(config: &ModelConfig, lora: &Lora) -> Result<Vec<Tenso
         let Some((place, in_file, layer)) =
             found.and_then(|(place, layer)| Some((place, of_layer(layer)?, layer)))
         else {
-            let problem = format!("GGUF has no name for the adapter {name}");
+            let problem =
+                format!("a GGUF file of adapters cannot have {name}: merge them into the model instead");
             return Err(Error::Format { path: "adapter_config.json".into(), problem });
         };
         // Rows of the second matrix are outputs.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use candle_core::{DType, Module, Tensor};
 use candle_nn::{Init, VarBuilder};
-use ops::nf4::{BLOCK, Nf4Linear, Nf4Matrix};
+use ops::nf4::{BLOCK, Nf4Matrix};
 use training::build::{Division, Layers, Linear, LinearConfig};
 
 use super::Lora;
+use super::product::{Matrix, Product};
 use crate::names::IN_4_BITS;
 use crate::shapes::shapes_of;
 use crate::{Error, Result};
@@ -63,16 +64,10 @@ impl Lora {
     }
 }
 
-/// A linear layer in 4 bits, divided as configured.
+/// A linear layer in 4 bits.
 struct LinearIn4Bits {
-    /// Where the model is sharded, these are gathered only while their unit runs.
-    blocks: Tensor,
-    scales: Tensor,
-    /// Of each row, the number of its first block in the whole weight.
-    rows: Arc<[usize]>,
+    product: Product,
     bias: Option<Tensor>,
-    division: Division,
-    layers: Arc<dyn Layers>,
 }
 
 /// Makes this rank's part of a frozen linear layer in 4 bits.
@@ -81,6 +76,17 @@ pub(super) fn linear_in_4_bits(
     vb: &VarBuilder<'static>,
     config: &LinearConfig,
 ) -> candle_core::Result<Linear> {
+    let product = weight_in_4_bits(layers, vb, config)?;
+    let bias = if config.bias { Some(layers.bias(vb, config)?) } else { None };
+    Ok(Linear::new(LinearIn4Bits { product, bias }))
+}
+
+/// Makes this rank's part of a frozen weight in 4 bits.
+pub(super) fn weight_in_4_bits(
+    layers: &Arc<dyn Layers>,
+    vb: &VarBuilder<'static>,
+    config: &LinearConfig,
+) -> candle_core::Result<Product> {
     let &LinearConfig { inputs, outputs, division, groups, .. } = config;
     let (ranks, per_row) = (layers.ranks(), inputs / BLOCK);
     let bytes = Nf4Matrix::row_bytes(inputs)?;
@@ -106,8 +112,8 @@ pub(super) fn linear_in_4_bits(
         }
     };
     let rows = (0..own).map(first).collect();
-    let bias = if config.bias { Some(layers.bias(vb, config)?) } else { None };
-    Ok(Linear::new(LinearIn4Bits { blocks, scales, rows, bias, division, layers: layers.clone() }))
+    let matrix = Matrix::In4Bits { blocks, scales, rows };
+    Ok(Product { matrix, division, layers: layers.clone() })
 }
 
 /// Blocks of a row that ranks before this one have, of a layer divided by inputs.
@@ -117,12 +123,7 @@ fn blocks_before(layers: &Arc<dyn Layers>, per_row: usize) -> usize {
 
 impl Module for LinearIn4Bits {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let product = Nf4Linear::new(self.blocks.clone(), &self.scales, self.rows.clone())?;
-        let y = match self.division {
-            Division::Whole => product.forward(x)?,
-            Division::Outputs => product.forward(&self.layers.divide(x)?)?,
-            Division::Inputs => self.layers.combine(&product.forward(x)?)?,
-        };
+        let y = self.product.forward(x)?;
         match &self.bias {
             Some(bias) => y.broadcast_add(bias),
             None => Ok(y),

@@ -1,8 +1,10 @@
 //! LoRA configuration, and its form in `adapter_config.json`.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use candle_core::DType;
+use regex::bytes::RegexBuilder;
 use serde_json::{Map, Value, json};
 
 use crate::config::Fields;
@@ -31,19 +33,43 @@ const HARMLESS: &[&str] = &[
 ];
 
 /// Which layers have adapters, and their rank and scale.
+///
+/// ```
+/// use models::LoraConfig;
+///
+/// let rank_pattern = [("down_proj".into(), 64), (r"layers\.0\..*".into(), 4)].into();
+/// let lora = LoraConfig { rank: 16, alpha: 16.0, by_root: true, rank_pattern, ..LoraConfig::default() };
+/// assert_eq!(lora.rank_of("model.layers.3.mlp.down_proj"), 64);
+/// assert_eq!(lora.rank_of("model.layers.3.self_attn.q_proj"), 16);
+/// assert_eq!(lora.scale_of("model.layers.3.mlp.down_proj"), 2.0); // 16 / sqrt(64)
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoraConfig {
     /// Rank of the adapters. Default: 8.
     pub rank: usize,
-    /// Numerator of the scale of an adapter, see [`scale`](Self::scale). Default: 16.
+    /// Ranks of layers that have another one, by pattern, as `rank_pattern` of peft: a regular expression for the whole name of the
+    /// layer, or for its last parts. Of several that match a layer, the first in alphabetical order counts, as where peft reads them
+    /// from a file. Default: none.
+    pub rank_pattern: BTreeMap<String, usize>,
+    /// Numerator of the scale of an adapter, see [`scale_of`](Self::scale_of). Default: 16.
     pub alpha: f64,
+    /// Alphas of layers that have another one, by pattern, as [`rank_pattern`](Self::rank_pattern). Default: none.
+    pub alpha_pattern: BTreeMap<String, f64>,
     /// Layers with an adapter, by the last parts of their names; "all-linear" stands for all except the head. Default:
     /// "all-linear".
     pub targets: Vec<String>,
-    /// Whether the scale is alpha over the square root of the rank, instead of alpha over the rank. Default: false.
+    /// Whether the scale is alpha over the square root of the rank (rsLoRA), instead of alpha over the rank: updates then have
+    /// the same size whatever the rank is. Default: false.
     pub by_root: bool,
+    /// Whether each output has a trained magnitude besides (DoRA): the norm of its row of the changed weight, apart from the row's
+    /// direction. In backward the norms are constants, as in peft, see [`Lora::stopped_gradients`](super::Lora::stopped_gradients).
+    /// Default: false.
+    pub dora: bool,
     /// Dropout probability of the adapters' input in training, as for [`ModelConfig::dropout`]. Default: 0.
     pub dropout: f64,
+    /// Modules that are trained whole beside the adapters, by the last parts of their names, as `modules_to_save` of peft: the
+    /// embedding (`embed_tokens`, of GPT-2 `wte`) and the head (`lm_head`). Where the two are tied, each stands for both. Default: none.
+    pub save_modules: Vec<String>,
     /// Dtype of the adapters, for example f32 with a model in bf16; it is not saved. Sharded and divided models have a
     /// single dtype. Default: none, the model's dtype.
     pub dtype: Option<DType>,
@@ -51,27 +77,65 @@ pub struct LoraConfig {
 
 impl Default for LoraConfig {
     fn default() -> Self {
-        Self { rank: 8, alpha: 16.0, targets: vec![ALL.into()], by_root: false, dropout: 0.0, dtype: None }
+        Self {
+            rank: 8,
+            rank_pattern: BTreeMap::new(),
+            alpha: 16.0,
+            alpha_pattern: BTreeMap::new(),
+            targets: vec![ALL.into()],
+            by_root: false,
+            dora: false,
+            dropout: 0.0,
+            save_modules: Vec::new(),
+            dtype: None,
+        }
     }
 }
 
 impl LoraConfig {
-    /// Returns the factor of an adapter's output.
-    pub fn scale(&self) -> f64 {
-        let rank = self.rank as f64;
-        self.alpha / if self.by_root { rank.sqrt() } else { rank }
+    /// Returns the rank of the adapter of a layer.
+    pub fn rank_of(&self, layer: &str) -> usize {
+        of_pattern(&self.rank_pattern, layer).unwrap_or(self.rank)
+    }
+
+    /// Returns the factor of the output of a layer's adapter: its alpha over its rank, or over the root of that.
+    pub fn scale_of(&self, layer: &str) -> f64 {
+        let rank = self.rank_of(layer) as f64;
+        let alpha = of_pattern(&self.alpha_pattern, layer).unwrap_or(self.alpha);
+        alpha / if self.by_root { rank.sqrt() } else { rank }
     }
 
     pub(super) fn validate(&self) -> Result<()> {
         let refuse = |field, got: String, help| Err(Error::Invalid { what: "LoraConfig", field, got, help });
-        if self.rank == 0 {
-            return refuse("rank", "0".into(), "it must be above 0");
+        let named = |pattern: &str, value: String| format!("{value} for {pattern:?}");
+        let ranks = self
+            .rank_pattern
+            .iter()
+            .map(|(pattern, rank)| ("rank_pattern", named(pattern, rank.to_string()), *rank));
+        for (field, got, rank) in std::iter::once(("rank", self.rank.to_string(), self.rank)).chain(ranks) {
+            match rank {
+                0 => return refuse(field, got, "it must be above 0"),
+                1..=MAX_RANK => {}
+                _ => return refuse(field, got, "it must be 2147483648 at most"),
+            }
         }
-        if self.rank > MAX_RANK {
-            return refuse("rank", self.rank.to_string(), "it must be 2147483648 at most");
+        let alphas = self
+            .alpha_pattern
+            .iter()
+            .map(|(pattern, alpha)| ("alpha_pattern", named(pattern, alpha.to_string()), *alpha));
+        for (field, got, alpha) in
+            std::iter::once(("alpha", self.alpha.to_string(), self.alpha)).chain(alphas)
+        {
+            if !alpha.is_finite() {
+                return refuse(field, got, "it must be a finite number");
+            }
         }
-        if !self.alpha.is_finite() {
-            return refuse("alpha", self.alpha.to_string(), "it must be a finite number");
+        if let Some((field, pattern)) = self.patterns().find(|(_, pattern)| expression(pattern).is_none()) {
+            return refuse(
+                field,
+                format!("{pattern:?}"),
+                "it must be the end of a layer's name, or a regular expression for it",
+            );
         }
         if !(0.0..=1.0).contains(&self.dropout) {
             return refuse("dropout", self.dropout.to_string(), "it must be a number from 0 to 1");
@@ -82,13 +146,19 @@ impl LoraConfig {
         Ok(())
     }
 
+    /// Returns the patterns of ranks and alphas, each with the field that it is in.
+    pub(super) fn patterns(&self) -> impl Iterator<Item = (&'static str, &String)> {
+        let ranks = self.rank_pattern.keys().map(|pattern| ("rank_pattern", pattern));
+        ranks.chain(self.alpha_pattern.keys().map(|pattern| ("alpha_pattern", pattern)))
+    }
+
     /// Returns whether a layer has an adapter.
     pub(super) fn is_target(&self, layer: &str) -> bool {
         self.targets.iter().any(|target| target == ALL || ends_with_target(target, layer))
     }
 
-    /// Reads `adapter_config.json`.
-    pub(super) fn read(json: &Map<String, Value>) -> Result<Self> {
+    /// Reads `adapter_config.json` of adapters of a model.
+    pub(super) fn read(json: &Map<String, Value>, model: &ModelConfig) -> Result<Self> {
         let mut fields = Fields::new(ADAPTER_CONFIG, "LoRA".into(), HARMLESS, json);
         fields.require_supported("peft_type", &json!("LORA"))?;
         fields.require_supported("bias", &json!("none"))?;
@@ -105,23 +175,37 @@ impl LoraConfig {
         let default = Self::default();
         let rank = fields.size("r")?;
         let alpha = fields.number("lora_alpha")?.unwrap_or(8.0);
+        let (rank_pattern, alpha_pattern) = (ranks_of(&mut fields)?, alphas_of(&mut fields)?);
         let by_root = fields.flag("use_rslora", false)?;
+        let dora = fields.flag("use_dora", false)?;
         let dropout = fields.probability("lora_dropout", 0.0)?;
         let targets = match fields.value("target_modules") {
             None => return Err(fields.config_error("target_modules", "missing", "give the names of layers")),
             Some(Value::String(all)) if all == ALL => default.targets,
-            Some(Value::Array(names)) if names.iter().all(Value::is_string) => {
-                names.iter().filter_map(|name| name.as_str().map(String::from)).collect()
-            }
-            Some(other) => {
-                let help = "supported are a list of names and \"all-linear\"";
-                return Err(fields.invalid_value("target_modules", other, help));
-            }
+            Some(other) => match names_of(other) {
+                Some(names) => names,
+                None => {
+                    let help = "supported are a list of names and \"all-linear\"";
+                    return Err(fields.invalid_value("target_modules", other, help));
+                }
+            },
         };
+        let save_modules = saved_of(&mut fields, model)?;
         for note in fields.finish()? {
             tracing::warn!("{ADAPTER_CONFIG}: {note}");
         }
-        let config = Self { rank, alpha, targets, by_root, dropout, dtype: None };
+        let config = Self {
+            rank,
+            rank_pattern,
+            alpha,
+            alpha_pattern,
+            targets,
+            by_root,
+            dora,
+            dropout,
+            save_modules,
+            dtype: None,
+        };
         config.validate()?;
         Ok(config)
     }
@@ -134,20 +218,82 @@ impl LoraConfig {
             targets => json!(targets),
         };
         json!({
+            "alpha_pattern": self.alpha_pattern,
             "base_model_name_or_path": base.map_or_else(|| json!(model.json().get("_name_or_path")), |base| json!(base)),
             "bias": "none",
+            "ensure_weight_tying": model.tied && !self.save_modules.is_empty(),
             "fan_in_fan_out": model.family == crate::Family::Gpt2,
             "inference_mode": true,
             "init_lora_weights": true,
             "lora_alpha": self.alpha,
             "lora_dropout": self.dropout,
+            // Of a tied embedding and head, peft ties its copies only if the name of the head says so for all families.
+            "modules_to_save": match (self.save_modules.is_empty(), model.tied) {
+                (true, _) => Value::Null,
+                (false, true) => json!(["lm_head"]),
+                (false, false) => json!(self.save_modules),
+            },
             "peft_type": "LORA",
             "r": self.rank,
+            "rank_pattern": self.rank_pattern,
             "target_modules": targets,
             "task_type": "CAUSAL_LM",
+            "use_dora": self.dora,
             "use_rslora": self.by_root,
         })
     }
+}
+
+/// Returns the names of a list.
+fn names_of(value: &Value) -> Option<Vec<String>> {
+    value.as_array()?.iter().map(|name| name.as_str().map(String::from)).collect()
+}
+
+/// Reads the modules that are trained whole.
+fn saved_of(fields: &mut Fields<'_>, model: &ModelConfig) -> Result<Vec<String>> {
+    let is_tied = fields.flag("ensure_weight_tying", false)?;
+    let Some(value) = fields.value("modules_to_save") else { return Ok(Vec::new()) };
+    let Some(names) = names_of(value) else {
+        return Err(fields.invalid_value("modules_to_save", value, "it must be a list of names or null"));
+    };
+    if model.tied && !is_tied && !names.is_empty() {
+        let help = "with modules_to_save, peft then trains embedding and head apart, which this model ties \
+                    (tie_word_embeddings): train them with ensure_weight_tying=True, or a model that does not tie them";
+        return Err(fields.config_error("ensure_weight_tying", "false", help));
+    }
+    Ok(names)
+}
+
+/// Reads ranks by pattern.
+fn ranks_of(fields: &mut Fields<'_>) -> Result<BTreeMap<String, usize>> {
+    let Some(mut ranks) = fields.object("rank_pattern")? else { return Ok(BTreeMap::new()) };
+    ranks.names().map(|pattern| Ok((pattern.clone(), ranks.size(pattern)?))).collect()
+}
+
+/// Reads alphas by pattern.
+fn alphas_of(fields: &mut Fields<'_>) -> Result<BTreeMap<String, f64>> {
+    let Some(mut alphas) = fields.object("alpha_pattern")? else { return Ok(BTreeMap::new()) };
+    let names = alphas.names();
+    let alpha = |pattern: &String| match alphas.number(pattern)? {
+        Some(alpha) => Ok((pattern.clone(), alpha)),
+        None => Err(alphas.config_error(pattern, "null", "it must be a number")),
+    };
+    names.map(alpha).collect()
+}
+
+/// Returns what is given for the first pattern that matches a layer.
+fn of_pattern<T: Copy>(patterns: &BTreeMap<String, T>, layer: &str) -> Option<T> {
+    patterns.iter().find(|(pattern, _)| matches(pattern, layer)).map(|(_, value)| *value)
+}
+
+/// Whether a pattern matches a layer's name, or the end of it that follows a dot.
+pub(super) fn matches(pattern: &str, layer: &str) -> bool {
+    expression(pattern).is_some_and(|expression| expression.is_match(layer.as_bytes()))
+}
+
+fn expression(pattern: &str) -> Option<regex::bytes::Regex> {
+    // Of ASCII, as names of layers are.
+    RegexBuilder::new(&format!(r"^(.*\.)?({pattern})$")).unicode(false).build().ok()
 }
 
 /// Returns whether a layer's name ends with a target, at a dot.

@@ -1,6 +1,6 @@
 //! Folder of adapters in the format of `peft`: loading and saving.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::Path;
 
@@ -25,17 +25,23 @@ impl Lora {
         let bytes = Error::read(&path)?;
         let json: Map<String, Value> = serde_json::from_slice(&bytes)
             .map_err(|error| Error::Format { path, problem: error.to_string() })?;
-        Self::new(&LoraConfig::read(&json)?, model)
+        Self::new(&LoraConfig::read(&json, model)?, model)
     }
 
-    /// Writes the adapters in the format of `peft`. `parameters` have the names that the model uses; those that are not
-    /// adapters are left out.
+    /// Writes the adapters, and the modules that are trained whole beside them, in the format of `peft`. `parameters` have the names
+    /// that the model uses; those that are not trained are left out.
     ///
     /// # Errors
     /// Adapters that are missing or of other shapes; a folder that cannot be written.
     pub fn save(&self, folder: &Path, parameters: impl IntoIterator<Item = (String, Tensor)>) -> Result<()> {
-        let tensors: HashMap<String, Tensor> =
-            parameters.into_iter().filter(|(name, _)| Self::is_adapter(name)).collect();
+        let mut tensors: HashMap<String, Tensor> =
+            parameters.into_iter().filter(|(name, _)| self.trains(name)).collect();
+        // A tied embedding and head are in the file both.
+        for (name, copy) in self.model.ties() {
+            if let (Some(tensor), true) = (tensors.get(&name), self.trains(&name)) {
+                tensors.insert(copy, tensor.clone());
+            }
+        }
         let misfits = self.misfits(|name| tensors.get(name).map(|tensor| tensor.dims().to_vec()));
         if !misfits.is_empty() {
             return Err(Error::Tensors { folder: folder.into(), misfits: Box::new(misfits) });
@@ -58,10 +64,24 @@ impl Lora {
         write_output(&path, text.as_bytes()).map_err(Error::io("write", &path))
     }
 
-    /// Returns the adapter parameters for which `dims` returns `None` or another shape.
+    /// Returns names and shapes of the tensors in a folder of these adapters.
+    fn in_folder(&self) -> BTreeMap<String, Vec<usize>> {
+        let mut all = self.shapes.clone();
+        for (name, copy) in self.model.ties() {
+            all.extend(self.shapes.get(&name).map(|dims| (copy, dims.clone())));
+        }
+        all
+    }
+
+    /// Returns whether a folder of these adapters has a tensor of this name.
+    pub(crate) fn is_in_folder(&self, name: &str) -> bool {
+        self.shapes.contains_key(name) || self.saved.contains(name)
+    }
+
+    /// Returns the trained parameters for which `dims` returns `None` or another shape.
     pub(crate) fn misfits(&self, dims: impl Fn(&str) -> Option<Vec<usize>>) -> TensorMismatches {
         let mut misfits = TensorMismatches::default();
-        for (name, expected) in &self.shapes {
+        for (name, expected) in &self.in_folder() {
             match dims(name) {
                 None => misfits.missing.push(name.clone()),
                 Some(got) if got != *expected => {

@@ -1,22 +1,28 @@
 //! Linear layers with LoRA adapters.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Module, Result, Tensor};
-use candle_nn::{ModuleT, VarBuilder};
+use candle_nn::{Init, VarBuilder};
+use ops::DividedExperts;
 use ops::tape::{add, scale};
-use ops::{DividedExperts, Dropout};
 use training::build::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
 
 use super::LoraConfig;
-use super::base::linear_in_4_bits;
+use super::base::{linear_in_4_bits, weight_in_4_bits};
+use super::dora::DoraLinear;
+use super::dropout::AdapterDropout;
+use super::product::frozen_weight;
 use crate::names::ADAPTER;
 
 /// Layer factory that freezes all layers and adds adapters to the targets.
 pub(super) struct LoraLayers {
     pub(super) inner: Arc<dyn Layers>,
     pub(super) config: LoraConfig,
+    /// Names of the weights that are trained whole.
+    pub(super) saved: BTreeSet<String>,
     /// Whether the linear layers below the adapters are in 4 bits.
     pub(super) in_4_bits: bool,
 }
@@ -46,8 +52,14 @@ impl Layers for LoraLayers {
         self.inner.weight(vb, &LinearConfig { frozen: true, ..config.clone() })
     }
 
-    fn bias(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Tensor> {
-        self.inner.bias(vb, &LinearConfig { frozen: true, ..config.clone() })
+    fn vector(
+        &self,
+        vb: &VarBuilder<'static>,
+        name: &str,
+        init: Init,
+        config: &LinearConfig,
+    ) -> Result<Tensor> {
+        self.inner.vector(vb, name, init, &LinearConfig { frozen: true, ..config.clone() })
     }
 
     fn skip_weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<()> {
@@ -82,38 +94,59 @@ impl Layers for LoraLayers {
 
     fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Linear> {
         let frozen = LinearConfig { frozen: true, ..config.clone() };
+        let is_target = self.config.is_target(&vb.prefix());
+        if is_target && self.config.dora {
+            return self.linear_with_magnitudes(vb, &frozen);
+        }
         let base = match self.in_4_bits {
             true => linear_in_4_bits(&self.inner, vb, &frozen)?,
             false => self.inner.linear(vb, &frozen)?,
         };
-        if !self.config.is_target(&vb.prefix()) {
+        if !is_target {
             return Ok(base);
         }
-        // A layer divided by outputs has its second matrix divided, a layer divided by inputs its first.
-        let (first, second) = match config.division {
-            Division::Whole => (Division::Whole, Division::Whole),
-            Division::Outputs => (Division::Whole, Division::Outputs),
-            Division::Inputs => (Division::Inputs, Division::Whole),
-        };
-        let rank = self.config.rank;
+        let [first, second] = of_matrices(config.division);
+        let (rank, scale) = (self.config.rank_of(&vb.prefix()), self.config.scale_of(&vb.prefix()));
         let dtype = self.config.dtype.unwrap_or(vb.dtype());
         let [a, b] = ADAPTER.map(|part| vb.pp(part).to_dtype(dtype));
         let a = self.inner.linear(&a, &LinearConfig::new(config.inputs, rank, first))?;
         let second =
             LinearConfig { groups: config.groups, ..LinearConfig::new(rank, config.outputs, second) };
         let b = self.inner.linear(&b, &second)?;
-        let mut dropout = Dropout::by_row(self.config.dropout, &vb.prefix())?;
-        if config.division == Division::Inputs {
-            let before = self.rank() * config.inputs / self.ranks();
-            dropout = dropout.among_features(before, config.inputs);
-        }
-        // A layer divided by inputs gets all positions of a row, so its dropout needs no position offset.
-        let between = (config.division != Division::Inputs).then(|| self.inner.clone());
-        Ok(Linear::new(LoraLinear { base, a, b, dropout, between, scale: self.config.scale(), dtype }))
+        let dropout = AdapterDropout::new(self.config.dropout, &self.inner, vb, config)?;
+        Ok(Linear::new(LoraLinear { base, a, b, dropout, scale, dtype }))
     }
 
     fn vocabulary(&self, vb: &VarBuilder<'static>, config: &VocabularyConfig) -> Result<Arc<dyn Vocabulary>> {
-        self.inner.vocabulary(vb, &VocabularyConfig { frozen: true, ..config.clone() })
+        let frozen = !self.saved.contains(&format!("{}.weight", vb.prefix()));
+        self.inner.vocabulary(vb, &VocabularyConfig { frozen, ..config.clone() })
+    }
+}
+
+impl LoraLayers {
+    /// Makes a layer of a frozen weight and an adapter with magnitudes.
+    fn linear_with_magnitudes(&self, vb: &VarBuilder<'static>, frozen: &LinearConfig) -> Result<Linear> {
+        let base = match self.in_4_bits {
+            true => weight_in_4_bits(&self.inner, vb, frozen)?,
+            false => frozen_weight(&self.inner, vb, frozen)?,
+        };
+        let layer = vb.prefix();
+        let (rank, scale) = (self.config.rank_of(&layer), self.config.scale_of(&layer));
+        let dtype = self.config.dtype.unwrap_or(vb.dtype());
+        let (divisions, dropout) = (
+            of_matrices(frozen.division),
+            AdapterDropout::new(self.config.dropout, &self.inner, vb, frozen)?,
+        );
+        DoraLinear::new(base, vb, frozen, divisions, (rank, scale), dropout, dtype).map(Linear::new)
+    }
+}
+
+/// How the two matrices of an adapter are divided: of a layer divided by outputs the second, of one divided by inputs the first.
+fn of_matrices(division: Division) -> [Division; 2] {
+    match division {
+        Division::Whole => [Division::Whole, Division::Whole],
+        Division::Outputs => [Division::Whole, Division::Outputs],
+        Division::Inputs => [Division::Inputs, Division::Whole],
     }
 }
 
@@ -121,27 +154,15 @@ struct LoraLinear {
     base: Linear,
     a: Linear,
     b: Linear,
-    dropout: Dropout,
-    /// Set where the input may be divided along the sequence: `dropped` needs the offset of this rank's positions.
-    between: Option<Arc<dyn Layers>>,
+    dropout: AdapterDropout,
     scale: f64,
     dtype: DType,
-}
-
-impl LoraLinear {
-    fn dropped(&self, x: &Tensor) -> Result<Tensor> {
-        match &self.between {
-            _ if self.dropout.p() == 0.0 => Ok(x.clone()),
-            Some(layers) => self.dropout.clone().after(layers.positions_before(x.dim(1)?)).forward_t(x, true),
-            None => self.dropout.forward_t(x, true),
-        }
-    }
 }
 
 impl Module for LoraLinear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         // Scaled between the two matrices, where the activation is small.
-        let own = self.dropped(&x.to_dtype(self.dtype)?)?;
+        let own = self.dropout.forward(&x.to_dtype(self.dtype)?)?;
         let change = self.b.forward(&scale(&self.a.forward(&own)?, self.scale)?)?;
         add(&self.base.forward(x)?, &change.to_dtype(x.dtype())?)
     }

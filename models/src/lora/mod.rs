@@ -2,8 +2,11 @@
 
 mod base;
 mod config;
+mod dora;
+mod dropout;
 mod folder;
 mod layers;
+mod product;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -21,9 +24,10 @@ pub use config::LoraConfig;
 use layers::LoraLayers;
 
 /// Adapters of a model: `scale * (x a') b'` is added to the output `x w'` of each target layer, where `a` is (rank,
-/// inputs), `b` is (outputs, rank) and `'` is the transpose.
+/// inputs), `b` is (outputs, rank) and `'` is the transpose. With [`dora`](LoraConfig::dora) the sum is multiplied, output by output, by
+/// a trained magnitude over the norm of a row of `w + scale * b a`.
 ///
-/// All other parameters are frozen: they have no gradient, in any layout.
+/// All other parameters are frozen, but those of [`LoraConfig::save_modules`]: they have no gradient, in any layout.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -53,8 +57,10 @@ pub struct Lora {
     model: ModelConfig,
     /// The folder of the model, which is saved with the adapters.
     base: Option<PathBuf>,
-    /// Names and shapes of the adapters' parameters.
+    /// Names and shapes of the parameters that are trained.
     shapes: BTreeMap<String, Vec<usize>>,
+    /// Names of the model's own weights that are trained; of a tied embedding and head both.
+    saved: BTreeSet<String>,
     /// Names of the model's weights that are in 4 bits.
     in_4_bits: BTreeSet<String>,
 }
@@ -63,20 +69,21 @@ impl Lora {
     /// Defines the adapters for a model.
     ///
     /// # Errors
-    /// A rank of 0; a target that is the embedding, the head, a norm, a router or an expert, or matches no layer of the model: the error lists
-    /// the layers' names.
+    /// A rank of 0; a target that is the embedding, the head, a norm, a router or an expert; a target or a pattern that matches no layer of the
+    /// model: the error lists the layers' names.
     pub fn new(config: &LoraConfig, model: &ModelConfig) -> Result<Self> {
         config.validate()?;
         let (config, model) = (config.clone(), model.clone());
+        let saved = saved_weights(&config, &model)?;
         let mut lora =
-            Self { config, model, base: None, shapes: BTreeMap::new(), in_4_bits: BTreeSet::new() };
-        lora.shapes = lora.adapters()?;
+            Self { config, model, base: None, shapes: BTreeMap::new(), saved, in_4_bits: BTreeSet::new() };
+        lora.shapes = lora.trained_shapes()?;
         let adapted = layers(&lora.shapes);
         let is_unused =
             |target: &&String| !adapted.iter().any(|layer| config::ends_with_target(target, layer));
         let targets = lora.config.targets.clone();
         let unused = targets.iter().filter(|target| *target != config::ALL).find(is_unused);
-        let Some(target) = unused else { return Ok(lora) };
+        let Some(target) = unused else { return lora.with_known_patterns(&adapted) };
         let others = shapes(&lora.model)?;
         let mut others = others.keys().map(String::as_str).chain([names::HEAD]);
         if others.any(|name| config::ends_with_target(&format!("{target}.weight"), name)) {
@@ -84,17 +91,23 @@ impl Lora {
             return Err(Error::Invalid { what: "LoraConfig", field: "targets", got: target.clone(), help });
         }
         lora.config = LoraConfig::default();
-        let all = layers(&lora.adapters()?);
-        let names = all.iter().filter_map(|layer| Some(layer.rsplit_once('.')?.1));
-        let names: BTreeSet<&str> = names.collect();
-        let known = names.into_iter().collect::<Vec<_>>().join(", ");
-        Err(Error::Target { target: target.clone(), known })
+        let all = layers(&lora.trained_shapes()?);
+        Err(Error::Target { what: "LoRA target", target: target.clone(), known: last_names(&all) })
     }
 
-    /// Returns names and shapes of the parameters that these adapters add to the model.
-    fn adapters(&self) -> Result<BTreeMap<String, Vec<usize>>> {
+    /// Refuses patterns that match none of the layers with adapters.
+    fn with_known_patterns(self, adapted: &[String]) -> Result<Self> {
+        let is_unused = |pattern: &str| !adapted.iter().any(|layer| config::matches(pattern, layer));
+        if let Some((what, target)) = self.config.patterns().find(|(_, pattern)| is_unused(pattern)) {
+            return Err(Error::Target { what, target: target.clone(), known: last_names(adapted) });
+        }
+        Ok(self)
+    }
+
+    /// Returns names and shapes of the parameters that are trained.
+    fn trained_shapes(&self) -> Result<BTreeMap<String, Vec<usize>>> {
         let mut shapes = shapes_of(&self.model, |builder| self.adapt(builder))?;
-        shapes.retain(|name, _| Self::is_adapter(name));
+        shapes.retain(|name, _| self.trains(name));
         Ok(shapes)
     }
 
@@ -111,7 +124,8 @@ impl Lora {
         &self.config
     }
 
-    /// Returns names and shapes of the adapters' parameters.
+    /// Returns names and shapes of the parameters that are trained: the adapters', and those of
+    /// [`save_modules`](LoraConfig::save_modules).
     pub fn shapes(&self) -> &BTreeMap<String, Vec<usize>> {
         &self.shapes
     }
@@ -120,12 +134,31 @@ impl Lora {
     pub fn adapt(&self, builder: Builder) -> Builder {
         let inner = builder.layers().clone();
         let in_4_bits = !self.in_4_bits.is_empty();
-        builder.with_layers(Arc::new(LoraLayers { inner, config: self.config.clone(), in_4_bits }))
+        let (config, saved) = (self.config.clone(), self.saved.clone());
+        builder.with_layers(Arc::new(LoraLayers { inner, config, saved, in_4_bits }))
     }
 
-    /// Returns whether a parameter belongs to an adapter and is trained.
+    /// Returns whether a parameter is trained: an adapter's, or one of [`save_modules`](LoraConfig::save_modules).
+    pub fn trains(&self, name: &str) -> bool {
+        Self::is_adapter(name) || self.saved.contains(name)
+    }
+
+    /// Returns [`trains`](Self::trains), for `ParallelConfig::is_trained` of `girandole`.
+    pub fn trained(&self) -> Arc<dyn Fn(&str) -> bool + Send + Sync> {
+        let saved = self.saved.clone();
+        Arc::new(move |name| Self::is_adapter(name) || saved.contains(name))
+    }
+
+    /// Returns the names of parameters whose gradients are not the loss's on purpose, for `GradientCheckConfig::frozen`: with
+    /// [`dora`](LoraConfig::dora) the matrices of adapters, since norms are constants in backward.
+    pub fn stopped_gradients(&self) -> Vec<String> {
+        let is_matrix = |name: &&String| Self::is_adapter(name) && !name.ends_with(names::MAGNITUDE);
+        self.shapes.keys().filter(|name| self.config.dora && is_matrix(name)).cloned().collect()
+    }
+
+    /// Returns whether a parameter belongs to an adapter.
     pub fn is_adapter(name: &str) -> bool {
-        ADAPTER.iter().any(|part| name.ends_with(&format!(".{part}.weight")))
+        names::is_adapter(name)
     }
 
     /// Returns a weight of the model with its adapter merged, so that the model computes the same without adapters.
@@ -144,9 +177,43 @@ impl Lora {
             DType::F64 => Ok(tensor.clone()),
             _ => tensor.to_dtype(DType::F32),
         };
-        let change = (wide(b)?.matmul(&wide(a)?)? * self.config.scale())?;
-        Ok((wide(weight)? + change.to_dtype(wide(weight)?.dtype())?)?.to_dtype(weight.dtype())?)
+        let change = (wide(b)?.matmul(&wide(a)?)? * self.config.scale_of(layer.trim_end_matches('.')))?;
+        let mut sum = (wide(weight)? + change.to_dtype(wide(weight)?.dtype())?)?;
+        if let Some(magnitude) = adapters.get(&format!("{layer}{}", names::MAGNITUDE)) {
+            sum = dora::merged(&sum, magnitude)?;
+        }
+        Ok(sum.to_dtype(weight.dtype())?)
     }
+}
+
+/// Returns the names of the model's own weights that are trained.
+fn saved_weights(config: &LoraConfig, model: &ModelConfig) -> Result<BTreeSet<String>> {
+    let head = model.labels.is_none().then(|| names::HEAD.to_string());
+    let known: Vec<String> = std::iter::once(names::of(model.family).embedding()).chain(head).collect();
+    let mut saved = BTreeSet::new();
+    for module in &config.save_modules {
+        let end = format!("{module}.weight");
+        let Some(weight) = known.iter().find(|weight| config::ends_with_target(&end, weight)) else {
+            let help = "modules that can be trained whole are the embedding, embed_tokens (of GPT-2 wte), and the head, lm_head";
+            return Err(Error::Invalid {
+                what: "LoraConfig",
+                field: "save_modules",
+                got: module.clone(),
+                help,
+            });
+        };
+        match model.tied {
+            true => saved.extend(known.clone()),
+            false => saved.extend([weight.clone()]),
+        }
+    }
+    Ok(saved)
+}
+
+/// Returns the last parts of layers' names, each once.
+fn last_names(layers: &[String]) -> String {
+    let names: BTreeSet<&str> = layers.iter().filter_map(|layer| Some(layer.rsplit_once('.')?.1)).collect();
+    names.into_iter().collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the names of the layers that have adapters.

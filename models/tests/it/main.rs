@@ -16,6 +16,7 @@ mod gguf;
 mod heads;
 mod layouts;
 mod lora;
+mod lora_variants;
 mod packing;
 mod pairs;
 mod parts;

@@ -81,6 +81,30 @@ impl Nf4Linear {
         Ok(Self { blocks, weight: Weight { inputs, scales: Arc::new(scales), rows } })
     }
 
+    /// Returns the sum of the squares of each row, in f64, computed tile by tile as a product is.
+    ///
+    /// # Shapes
+    /// `(outputs)`.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn squares(&self) -> candle_core::Result<Tensor> {
+        let (outputs, per_row) = (self.weight.rows.len(), self.weight.inputs / BLOCK);
+        let each = (TILE / self.weight.inputs.max(1)).max(1);
+        let starts: Vec<usize> = (0..outputs).step_by(each).collect();
+        let squares = with_numbers(&self.blocks, |blocks: &[u8]| {
+            let of_tile = |start: &usize| {
+                let rows = *start..(start + each).min(outputs);
+                let wide = self.weight.tile::<f32>(blocks, rows, 0..per_row);
+                let of_row = |row: &[f32]| row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+                wide.chunks_exact(self.weight.inputs).map(of_row).collect()
+            };
+            let parts: Vec<Vec<f64>> = starts.par_iter().map(of_tile).collect();
+            Ok(parts.concat())
+        });
+        Tensor::from_vec(squares?, outputs, self.blocks.device())
+    }
+
     /// A layer of a whole matrix.
     ///
     /// # Errors

@@ -115,6 +115,18 @@ pub struct LanguagePlanOptions {
     /// Only the adapters are trained; all linear layers have some.
     #[arg(long, value_name = "N", value_parser = count, requires = "folder", help_heading = "Language models")]
     pub lora_rank: Option<usize>,
+    /// Train a magnitude for each output, too (DoRA)
+    #[arg(long, requires = "lora_rank", help_heading = "Language models")]
+    pub lora_dora: bool,
+    /// Modules to train whole: embed_tokens, lm_head
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        requires = "lora_rank",
+        help_heading = "Language models"
+    )]
+    pub lora_save_modules: Vec<String>,
     /// Bits of the base's weights: 4 [default: all]
     #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(u8).range(4..=4), requires = "lora_rank", help_heading = "Language models")]
     pub base_bits: Option<u8>,

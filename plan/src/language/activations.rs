@@ -18,12 +18,15 @@ pub(super) struct PerToken<'a> {
     tp: usize,
     ep: usize,
     adapter_dropout: f64,
+    /// Whether adapters have magnitudes (DoRA).
+    has_magnitudes: bool,
 }
 
 impl<'a> PerToken<'a> {
     pub(super) fn new(subject: &'a Subject, numbers: Numbers, (tp, ep): (usize, usize)) -> Self {
         let adapter_dropout = subject.lora.as_ref().map_or(0.0, |lora| lora.config().dropout);
-        Self { config: &subject.config, numbers, tp, ep, adapter_dropout }
+        let has_magnitudes = subject.lora.as_ref().is_some_and(|lora| lora.config().dora);
+        Self { config: &subject.config, numbers, tp, ep, adapter_dropout, has_magnitudes }
     }
 
     /// Returns the bytes of a unit's output.
@@ -132,10 +135,11 @@ impl<'a> PerToken<'a> {
         let given = layer.outputs * self.numbers.element;
         if Lora::is_adapter(&format!("{}.weight", layer.name)) {
             // Kept besides a matrix's output: dropout of the first matrix's input, the first matrix's scaled output,
-            // and the sum of the second matrix's output with that of the layer.
+            // and the sum of the second matrix's output with that of the layer; with DoRA, that sum times the magnitudes, too.
             let is_first = layer.name.ends_with("lora_A");
             let into = if is_first { layer.inputs * self.numbers.element } else { 0 };
-            return 2 * given + self.dropped(self.adapter_dropout, into);
+            let scaled = if self.has_magnitudes && !is_first { given } else { 0 };
+            return 2 * given + scaled + self.dropped(self.adapter_dropout, into);
         }
         given
     }

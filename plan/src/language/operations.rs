@@ -43,7 +43,10 @@ impl Subject {
             product(numbers, of.is_none_or(|weight| weight.is_trained));
         }
         if place + 1 == units.len() {
-            product((config.outputs() * config.hidden_size) as f64, self.lora.is_none());
+            product(
+                (config.outputs() * config.hidden_size) as f64,
+                self.lora.as_ref().is_none_or(|lora| lora.trains("lm_head.weight")),
+            );
         } else if place > 0 {
             let [forward, backward] = self.attention_flops(place, attended);
             sum = [sum[0] + forward, sum[1] + backward];

@@ -160,7 +160,7 @@ fn built(
     (tp, ep): (usize, usize),
     elsewhere: Option<String>,
 ) -> CandleResult<Vec<Unit>> {
-    let found = Recorder { units: Arc::default(), adapters: lora.is_some() };
+    let found = Recorder { units: Arc::default(), lora: lora.cloned() };
     let source = Source { found: found.clone(), elsewhere };
     let layers = DividedLayers { ranks: tp, of_experts: ep, found: found.clone() };
     let builder = Builder::of_units(Arc::new(source)).with_layers(Arc::new(layers));
@@ -176,8 +176,8 @@ fn built(
 #[derive(Clone)]
 struct Recorder {
     units: Arc<Mutex<Vec<Unit>>>,
-    /// Whether only adapters are trained.
-    adapters: bool,
+    /// Adapters, if only they are trained.
+    lora: Option<Lora>,
 }
 
 impl Recorder {
@@ -210,7 +210,7 @@ impl UnitSource for Source {
 impl SimpleBackend for Recorder {
     fn get(&self, shape: Shape, name: &str, _: Init, dtype: DType, device: &Device) -> CandleResult<Tensor> {
         if let Some(unit) = self.lock().last_mut() {
-            let is_trained = !self.adapters || Lora::is_adapter(name);
+            let is_trained = self.lora.as_ref().is_none_or(|lora| lora.trains(name));
             let matrix = match shape.dims() {
                 [.., rows, columns] => Some([*rows, *columns]),
                 _ => None,
@@ -326,9 +326,16 @@ impl Layers for DividedLayers {
         }
     }
 
-    fn bias(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> CandleResult<Tensor> {
+    fn vector(
+        &self,
+        vb: &VarBuilder<'static>,
+        name: &str,
+        init: Init,
+        config: &LinearConfig,
+    ) -> CandleResult<Tensor> {
         let parts = if config.division == Division::Outputs { self.ranks } else { 1 };
-        WholeLayers.bias(vb, &LinearConfig { outputs: config.outputs / parts, ..config.clone() })
+        let own = LinearConfig { outputs: config.outputs / parts, ..config.clone() };
+        WholeLayers.vector(vb, name, init, &own)
     }
 
     fn vocabulary(

@@ -134,8 +134,22 @@ pub trait Layers: Send + Sync {
     /// # Errors
     /// Sizes that are not divisible by the number of ranks; errors of the builder.
     fn bias(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Tensor> {
+        self.vector(vb, "bias", config.bias_init(), config)
+    }
+
+    /// Makes this rank's part of a vector with one number for each output of a linear layer, as [`bias`](Self::bias) is one.
+    ///
+    /// # Errors
+    /// Those of [`bias`](Self::bias).
+    fn vector(
+        &self,
+        vb: &VarBuilder<'static>,
+        name: &str,
+        init: Init,
+        config: &LinearConfig,
+    ) -> Result<Tensor> {
         let vb = if config.frozen { frozen(vb) } else { vb.clone() };
-        vb.get_with_hints(config.outputs, "bias", config.bias_init())
+        vb.get_with_hints(config.outputs, name, init)
     }
 
     /// Draws the builder's `weight` and drops it, where weights are drawn in sequence: another rank has it, and what is drawn after

@@ -11,8 +11,8 @@ use crate::trainer::first_choice;
 use candle_core::{DType, Device, Tensor};
 use girandole::trainer::{Joining, TrainConfig, Trainer, observer_state};
 use girandole::{Layout, Parallel, ParallelConfig};
+use models::CausalLm;
 use models::tokens::Rows;
-use models::{CausalLm, Lora};
 
 use super::lifecycle::{choose, layout_now, replacement, resume, step_flops};
 use crate::language::base;
@@ -129,7 +129,6 @@ fn build_model(
 ) -> Result<Parallel<CausalLm>> {
     let micro_batches = options.micro_batches(layout);
     let rows_each = options.batch_size / layout.data_ranks() / micro_batches;
-    let is_adapter = |name: &str| Lora::is_adapter(name);
     let config = ParallelConfig {
         dtype: options.dtype(),
         device: device.clone(),
@@ -141,7 +140,7 @@ fn build_model(
         loss_scale: options.loss_scale(),
         seed: options.seed,
         balance: options.balance(subject.weights.config(), subject.lora.is_some())?,
-        is_trained: subject.lora.as_ref().map(|_| std::sync::Arc::new(is_adapter) as _),
+        is_trained: subject.lora.as_ref().map(models::Lora::trained),
         ..ParallelConfig::default()
     };
     let (model, lora) = (subject.weights.config().clone(), subject.lora.clone());

@@ -1,0 +1,193 @@
+//! Options of adapters (LoRA).
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+use crate::options::count;
+use clap::Args;
+use models::{Lora, LoraConfig, ModelConfig, Weights};
+use ops::nf4::BLOCK;
+
+use super::options::TrainOptions;
+
+/// Options of adapters.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Adapters")]
+pub(super) struct AdapterOptions {
+    /// Rank of adapters (LoRA) [default: no adapters]
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub(super) lora_rank: Option<usize>,
+    /// Alpha of adapters [default: twice the rank]
+    ///
+    /// Adapters are scaled by alpha / rank.
+    #[arg(long, value_name = "A", value_parser = finite, requires = "lora_rank")]
+    lora_alpha: Option<f64>,
+    /// Layers with adapters
+    ///
+    /// The ends of their names, such as q_proj; all-linear stands for all linear layers but the output.
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = "all-linear",
+        requires = "lora_rank"
+    )]
+    lora_targets: Vec<String>,
+    /// Probability of dropout before adapters
+    #[arg(
+        long,
+        value_name = "P",
+        default_value = "0",
+        value_parser = crate::options::probability,
+        requires = "lora_rank"
+    )]
+    lora_dropout: f64,
+    /// Scale adapters by alpha / sqrt(rank) (rsLoRA)
+    #[arg(long, requires = "lora_rank")]
+    lora_rslora: bool,
+    /// Train a magnitude for each output, too (DoRA)
+    #[arg(long, requires = "lora_rank")]
+    lora_dora: bool,
+    /// Other ranks, such as q_proj=8,down_proj=32
+    ///
+    /// Layers are given by the ends of their names, or by regular expressions for these: layers\.0\..*=4. Of several that match a
+    /// layer, the first in alphabetical order counts.
+    #[arg(long, value_name = "NAME=N", value_delimiter = ',', value_parser = pattern::<usize>, requires = "lora_rank")]
+    lora_rank_pattern: Vec<(String, usize)>,
+    /// Other alphas, such as q_proj=8,down_proj=64
+    ///
+    /// Layers are given as for --lora-rank-pattern.
+    #[arg(long, value_name = "NAME=A", value_delimiter = ',', value_parser = pattern::<f64>, requires = "lora_rank")]
+    lora_alpha_pattern: Vec<(String, f64)>,
+    /// Modules to train whole: embed_tokens, lm_head
+    ///
+    /// The embedding (of GPT-2: wte) and the output, which are saved with the adapters. Where the model ties them, each stands for
+    /// both.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "lora_rank")]
+    lora_save_modules: Vec<String>,
+    /// Folder of adapters to continue with
+    ///
+    /// It has an adapter_config.json.
+    #[arg(
+        long,
+        value_name = "DIR",
+        conflicts_with_all = [
+            "lora_rank",
+            "lora_alpha",
+            "lora_targets",
+            "lora_dropout",
+            "lora_rslora",
+            "lora_dora",
+            "lora_rank_pattern",
+            "lora_alpha_pattern",
+            "lora_save_modules",
+        ]
+    )]
+    pub(super) adapters: Option<PathBuf>,
+    /// Save the whole model, with adapters merged into it
+    #[arg(long)]
+    pub(super) merge: bool,
+    /// Bits of the base's weights: 4 [default: all]
+    ///
+    /// The weights of the blocks' linear layers are quantized while they are read, in the format of QLoRA (NF4 with double
+    /// quantization, as bitsandbytes); embedding, output, norms and biases are not. Adapters are trained beside them. With --merge
+    /// they are merged into the weights as 4 bits hold them.
+    #[arg(long, value_name = "BITS", value_parser = base_bits)]
+    base_bits: Option<u8>,
+}
+
+impl AdapterOptions {
+    /// Returns the adapters for a model; `None` if all of it is trained.
+    ///
+    /// # Errors
+    /// A folder that cannot be used; options that do not fit.
+    pub(super) fn lora(&self, weights: &Weights, options: &TrainOptions) -> Result<Option<Lora>> {
+        let is_adapted = self.lora_rank.is_some() || self.adapters.is_some();
+        if let Some(labels) = weights.config().labels.as_ref().filter(|_| is_adapted) {
+            let option = if self.adapters.is_some() { "--adapters" } else { "--lora-rank" };
+            let got = format!("a model that labels documents ({})", labels.names.join(", "));
+            let help = "beside adapters its head would stay as it is, so far: leave the option out, and the whole model is trained";
+            return Err(Error::Option { option, got, help: help.into() });
+        }
+        match (self.adapters_of(weights)?, self.base_bits) {
+            (lora, None) => Ok(lora),
+            (Some(lora), Some(_)) => {
+                check_base_in_4_bits(weights.config(), options)?;
+                Ok(Some(lora.in_4_bits()?))
+            }
+            (None, Some(bits)) => {
+                let help = "a base in 4 bits is not trained itself: give --lora-rank or --adapters, which are, or leave it out";
+                Err(Error::Option { option: "--base-bits", got: bits.to_string(), help: help.into() })
+            }
+        }
+    }
+
+    /// Whether adapters alone are saved.
+    pub(super) fn saves_adapters(&self) -> bool {
+        (self.lora_rank.is_some() || self.adapters.is_some()) && !self.merge
+    }
+
+    fn adapters_of(&self, weights: &Weights) -> Result<Option<Lora>> {
+        if let Some(folder) = &self.adapters {
+            return Ok(Some(Lora::from_folder(folder, weights.config())?));
+        }
+        let Some(rank) = self.lora_rank else {
+            if self.merge {
+                let help = "there are no adapters to merge: give --lora-rank or --adapters".into();
+                return Err(Error::Option { option: "--merge", got: "true".into(), help });
+            }
+            return Ok(None);
+        };
+        let config = LoraConfig {
+            rank,
+            rank_pattern: self.lora_rank_pattern.iter().cloned().collect(),
+            alpha: self.lora_alpha.unwrap_or(2.0 * rank as f64),
+            alpha_pattern: self.lora_alpha_pattern.iter().cloned().collect(),
+            targets: self.lora_targets.clone(),
+            by_root: self.lora_rslora,
+            dora: self.lora_dora,
+            dropout: self.lora_dropout,
+            save_modules: self.lora_save_modules.clone(),
+            ..LoraConfig::default()
+        };
+        Ok(Some(Lora::new(&config, weights.config())?))
+    }
+}
+
+/// Refuses what a base in 4 bits cannot be divided over or computed on.
+fn check_base_in_4_bits(model: &ModelConfig, options: &TrainOptions) -> Result<()> {
+    let refuse = |option, got: String, help: String| Err(Error::Option { option, got, help });
+    if !options.common().device()?.is_cpu() {
+        let help =
+            "a base in 4 bits is computed on a CPU only, so far: leave out --base-bits, or give --device cpu";
+        return refuse("--base-bits", "4".into(), help.into());
+    }
+    let Some(layout) = &options.mesh else { return Ok(()) };
+    let widths = [model.num_heads * model.head_dim, model.intermediate_size];
+    match widths.into_iter().find(|width| !(width / BLOCK).is_multiple_of(layout.tp)) {
+        None => Ok(()),
+        Some(width) => {
+            let (blocks, tp) = (width / BLOCK, layout.tp);
+            let help = format!(
+                "a width of {width} in 4 bits is {blocks} blocks of {BLOCK}, which cannot be divided over tp={tp} ranks"
+            );
+            refuse("--mesh", layout.to_string(), help)
+        }
+    }
+}
+
+fn base_bits(text: &str) -> std::result::Result<u8, &'static str> {
+    if text == "4" { Ok(4) } else { Err("give 4, or leave it out") }
+}
+
+fn finite(text: &str) -> std::result::Result<f64, &'static str> {
+    text.parse().ok().filter(|number: &f64| number.is_finite()).ok_or("give a finite number")
+}
+
+/// Reads a layer and its number.
+fn pattern<T: FromStr>(text: &str) -> std::result::Result<(String, T), &'static str> {
+    let parts = text.rsplit_once('=').filter(|(name, _)| !name.is_empty());
+    let parsed = parts.and_then(|(name, number)| Some((name.to_string(), number.parse().ok()?)));
+    parsed.ok_or("give a layer and its number, such as q_proj=8")
+}
