@@ -54,9 +54,10 @@ def rotary(draw):
     return {"rope_type": kind, "rope_theta": draw.choice([1e4, 5e5, 1e6]), **own[kind]}
 
 
-def configuration(draw, in_4_bits):
-    """A configuration that girandole supports."""
-    family = draw.choice(["llama", "llama", "mistral", "qwen2", "qwen3", "gpt2"] + ([] if in_4_bits else ["mixtral", "qwen2_moe", "qwen3_moe"]))
+def configuration(draw, in_4_bits, only):
+    """A configuration that girandole supports, of one family only if it is named."""
+    drawn = draw.choice(["llama", "llama", "mistral", "qwen2", "qwen3", "gpt2"] + ([] if in_4_bits else ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3"]))
+    family = only or drawn
     heads, width = (draw.choice([2, 4]), 64) if in_4_bits else (draw.choice([2, 3, 4, 6, 8]), draw.choice([4, 8, 16]))
     wide = draw.choice([128, 256]) if in_4_bits else draw.choice([20, 36, 60])
     layers, vocabulary, positions = draw.choice([2, 3, 4]), draw.choice([37, 64, 101, 130]), draw.choice([16, 24, 40])
@@ -72,6 +73,8 @@ def configuration(draw, in_4_bits):
         max_position_embeddings=positions, rms_norm_eps=draw.choice([1e-6, 1e-5, 1e-3]), tie_word_embeddings=draw.random() < 0.5,
         hidden_act=draw.choice(["silu", "gelu", "gelu_pytorch_tanh"]), rope_parameters=rotary(draw),
     )
+    if family == "deepseek_v3":
+        return latent(draw, heads, layers, common)
     if family in ("mixtral", "qwen2_moe", "qwen3_moe"):
         common |= dict(num_experts_per_tok=draw.choice([1, 2, 3]), router_aux_loss_coef=0.0)
         several = draw.choice([5, 6, 7, 8])
@@ -93,6 +96,20 @@ def configuration(draw, in_4_bits):
     if family == "qwen3":
         return transformers.Qwen3Config(**common, attention_bias=draw.random() < 0.3)
     return transformers.LlamaConfig(**common, attention_bias=draw.random() < 0.3, mlp_bias=draw.random() < 0.3)
+
+
+def latent(draw, heads, layers, common):
+    """DeepSeek V3: latent attention, experts in groups, layers without experts at the beginning."""
+    groups, of_group = draw.choice([(1, 5), (1, 8), (2, 3), (2, 4), (3, 2)])
+    chosen_groups = draw.randint(1, groups)
+    return transformers.DeepseekV3Config(
+        **common | {"num_key_value_heads": heads}, n_routed_experts=groups * of_group, n_group=groups, topk_group=chosen_groups,
+        num_experts_per_tok=draw.randint(1, min(3, chosen_groups * of_group)), moe_intermediate_size=draw.choice([12, 20]),
+        n_shared_experts=draw.choice([1, 2]), first_k_dense_replace=draw.choice([0, 1, 1, layers - 1]),
+        norm_topk_prob=draw.random() < 0.6, routed_scaling_factor=draw.choice([1.0, 2.5]), rope_interleave=draw.random() < 0.7,
+        q_lora_rank=draw.choice([None, 12, 20]), kv_lora_rank=draw.choice([8, 18]), qk_nope_head_dim=draw.choice([6, 10]),
+        qk_rope_head_dim=draw.choice([4, 6]), v_head_dim=draw.choice([6, 12, 18]), attention_bias=draw.random() < 0.3,
+    )
 
 
 def layout(draw, config):
@@ -129,7 +146,9 @@ def adapters(draw, of_variant, model, folder):
     is_gpt2 = model.config.model_type == "gpt2"
     some = [["c_attn"], ["c_proj", "c_fc"]] if is_gpt2 else [["q_proj", "v_proj"], ["k_proj", "down_proj", "gate_proj"]]
     every = ["all-linear"]
-    if hasattr(model.config, "num_experts_per_tok"):
+    if model.config.model_type == "deepseek_v3":
+        some, every = [["o_proj"], ["kv_b_proj", "o_proj"], ["kv_a_proj_with_mqa", "kv_b_proj"]], []
+    elif hasattr(model.config, "num_experts_per_tok"):
         # Adapters of experts and routers are refused.
         some = [["q_proj", "v_proj"], ["k_proj", "o_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"]]
         every = []
@@ -264,15 +283,30 @@ def closest_choice(model):
     """A list whose only element becomes the least lead that a chosen expert's share had over one that was not chosen."""
     least = [math.inf]
 
-    def note(router, _, output):
-        shares, chosen = output[0].detach().float().softmax(-1).sort(-1, descending=True).values, output[-1].shape[-1]
-        if chosen < shares.shape[-1]:
-            least[0] = min(least[0], (shares[:, chosen - 1] - shares[:, chosen]).min().item())
+    def lead(scores, chosen):
+        scores = scores.sort(-1, descending=True).values
+        if chosen < scores.shape[-1]:
+            apart = scores[:, chosen - 1] - scores[:, chosen]
+            least[0] = min([least[0], *apart[apart.isfinite()].tolist()])
 
-    for module in model.modules():
-        if type(module).__name__.endswith("TopKRouter"):
-            module.register_forward_hook(note)
+    def note(router, _, output):
+        lead(output[0].detach().float().softmax(-1), output[-1].shape[-1])
+
+    def note_groups(router, _, output):
+        scores = output[0].detach().sigmoid() + router.e_score_correction_bias
+        groups = scores.unflatten(-1, (router.num_group, -1))
+        best = groups.topk(2, dim=-1).values.sum(-1)
+        lead(best, router.topk_group)
+        left_out = best < best.topk(router.topk_group, dim=-1).values[:, -1:]
+        lead(groups.masked_fill(left_out[..., None], -math.inf).flatten(1), router.top_k)
+
+    for module in routers(model):
+        module.register_forward_hook(note_groups if hasattr(module, "num_group") else note)
     return least
+
+
+def routers(model):
+    return [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
 
 
 def theirs(model, inputs, targets, sizes, rows, lr, decay, clip):
@@ -300,15 +334,18 @@ def theirs(model, inputs, targets, sizes, rows, lr, decay, clip):
     return losses
 
 
-def compare(girandole, seed, lora, packed, in_4_bits, folder):
+def compare(girandole, seed, family, lora, packed, in_4_bits, folder):
     """What is wrong with this seed, what it is, and how close the choice of an expert was."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
-    config = configuration(draw, in_4_bits)
+    config = configuration(draw, in_4_bits, family)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.08 * torch.randn_like(parameter))
+        for router in routers(model):
+            if hasattr(router, "e_score_correction_bias"):
+                router.e_score_correction_bias.copy_(0.1 * torch.randn_like(router.e_score_correction_bias))
     dtype = draw.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16])
     if hasattr(config, "num_experts_per_tok"):
         # Saved in 16 bits, other experts would be chosen.
@@ -344,8 +381,7 @@ def compare(girandole, seed, lora, packed, in_4_bits, folder):
     }
     mesh = [f"{axis}=2" for axis in axes]
     mesh += [f"cp={of_rows.choice([2] if len(axes) == 2 else [2, 3, 4])}"] if of_rows.random() < 0.4 else []
-    has_experts = any(type(module).__name__.endswith("TopKRouter") for module in model.modules())
-    if has_experts and len(mesh) < 3 and of_rows.random() < 0.6:
+    if routers(model) and len(mesh) < 3 and of_rows.random() < 0.6:
         # A step has rows for each rank.
         ranks = of_rows.choice([2, 4])
         mesh += [f"ep={ranks}"] if rows % (ranks * parts * 2 ** len({"dp", "shard"} & set(axes))) == 0 else []
@@ -386,6 +422,7 @@ if __name__ == "__main__":
     parser.add_argument("--girandole", default="target/debug/girandole", help="the program")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=50, help="how many seeds")
+    parser.add_argument("--family", help="models of this one only, as config.json names it")
     parser.add_argument("--lora", action="store_true", help="train adapters")
     parser.add_argument("--in-4-bits", action="store_true", help="train adapters on a base in 4 bits, beside bitsandbytes")
     parser.add_argument("--packed", action="store_true", help="rows of documents in every run")
@@ -398,7 +435,7 @@ if __name__ == "__main__":
     failed, undecided = [], []
     for seed in range(options.first, options.first + options.count):
         with tempfile.TemporaryDirectory() as folder:
-            wrong, about, closest = compare(options.girandole, seed, options.lora or options.in_4_bits, options.packed, options.in_4_bits, folder)
+            wrong, about, closest = compare(options.girandole, seed, options.family, options.lora or options.in_4_bits, options.packed, options.in_4_bits, folder)
         if wrong and closest < TIED:
             undecided.append(seed)
         elif wrong:
