@@ -240,16 +240,23 @@ impl<T: Source> TileSource<T> {
     /// Rounds 32 numbers to bf16, the first 16 in the lower half.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    fn rounded(self, numbers: [__m512; 2]) -> __m512i {
-        let numbers = numbers.map(|x| _mm512_mul_ps(x, _mm512_set1_ps(self.scale)));
+    fn rounded(self, [low, high]: [__m512; 2]) -> __m512i {
+        // Without closures: they are called in functions that are not compiled for these instructions, and then not inlined.
+        let scale = _mm512_set1_ps(self.scale);
+        let [low, high] = [_mm512_mul_ps(low, scale), _mm512_mul_ps(high, scale)];
         match self.part {
-            Half::High => round(numbers),
-            Half::Low => round(numbers.map(|x| {
-                let high = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(round([x, x])));
-                _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(high)))
-            })),
+            Half::High => round([low, high]),
+            Half::Low => round([rounding_error(low), rounding_error(high)]),
         }
     }
+}
+
+/// What rounding to bf16 leaves of each number.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn rounding_error(x: __m512) -> __m512 {
+    let high = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(round([x, x])));
+    _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(high)))
 }
 
 /// Mask of all 16 elements.
@@ -297,14 +304,15 @@ fn transpose(words: &mut [__m512i; LINES]) {
     // For each four rows: register c % 4 holds, in its quarter c / 4, column c of all four.
     let mut quarters = [_mm512_setzero_si512(); LINES];
     for four in 0..LINES / 4 {
-        let [a, b, c, d] = [0, 1, 2, 3].map(|at| halves[4 * four + at]);
+        let at = 4 * four;
+        let (a, b, c, d) = (halves[at], halves[at + 1], halves[at + 2], halves[at + 3]);
         quarters[4 * four] = _mm512_unpacklo_epi64(a, c);
         quarters[4 * four + 1] = _mm512_unpackhi_epi64(a, c);
         quarters[4 * four + 2] = _mm512_unpacklo_epi64(b, d);
         quarters[4 * four + 3] = _mm512_unpackhi_epi64(b, d);
     }
     for at in 0..4 {
-        let [a, b, c, d] = [0, 1, 2, 3].map(|four| quarters[4 * four + at]);
+        let (a, b, c, d) = (quarters[at], quarters[4 + at], quarters[8 + at], quarters[12 + at]);
         let (even_low, odd_low) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
         let (even_high, odd_high) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
         words[at] = _mm512_shuffle_i32x4::<0x88>(even_low, even_high);
