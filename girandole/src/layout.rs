@@ -19,6 +19,9 @@ use serde::{Deserialize, Serialize};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Layout {
+    /// Groups of ranks that train on their own and average rarely ([`FarConfig`](crate::FarConfig)); the other axes divide each group.
+    #[serde(default = "one")]
+    pub far: usize,
     /// Pipeline stages.
     pub pp: usize,
     /// Copies of the model.
@@ -35,10 +38,14 @@ pub struct Layout {
     pub tp: usize,
 }
 
+fn one() -> usize {
+    1
+}
+
 impl Default for Layout {
     /// One rank.
     fn default() -> Self {
-        Self { pp: 1, dp: 1, shard: 1, cp: 1, ep: 1, tp: 1 }
+        Self { far: 1, pp: 1, dp: 1, shard: 1, cp: 1, ep: 1, tp: 1 }
     }
 }
 
@@ -49,9 +56,9 @@ impl Layout {
     }
 
     /// Returns the names and sizes of the axes, the outermost first.
-    pub fn axes(&self) -> [(&'static str, usize); 6] {
-        let Self { pp, dp, shard, cp, ep, tp } = *self;
-        [("pp", pp), ("dp", dp), ("shard", shard), ("cp", cp), ("ep", ep), ("tp", tp)]
+    pub fn axes(&self) -> [(&'static str, usize); 7] {
+        let Self { far, pp, dp, shard, cp, ep, tp } = *self;
+        [("far", far), ("pp", pp), ("dp", dp), ("shard", shard), ("cp", cp), ("ep", ep), ("tp", tp)]
     }
 
     /// Returns the number of ranks.
@@ -61,7 +68,13 @@ impl Layout {
 
     /// Returns the number of ranks that process different rows of a batch.
     pub fn data_ranks(&self) -> usize {
-        self.dp.saturating_mul(self.shard).saturating_mul(self.ep)
+        self.far.saturating_mul(self.dp).saturating_mul(self.shard).saturating_mul(self.ep)
+    }
+
+    /// The layout within each of the groups of `far`.
+    #[must_use]
+    pub fn of_group(&self) -> Self {
+        Self { far: 1, ..*self }
     }
 
     /// The layout of the parameters: ranks along `cp`, which have the same rows, are shards of them if there are any, otherwise
@@ -75,9 +88,9 @@ impl Layout {
     }
 
     /// Whether training can continue in this layout when a rank is lost: another rank holds the same part of the model, or
-    /// checkpoints do. `pp`, `cp`, `ep` and `tp` keep their sizes.
+    /// checkpoints do. `pp`, `cp`, `ep` and `tp` keep their sizes. Not with `far`, so far.
     pub fn survives_loss(&self, has_checkpoints: bool) -> bool {
-        self.dp > 1 || (self.shard > 1 && has_checkpoints)
+        self.far == 1 && (self.dp > 1 || (self.shard > 1 && has_checkpoints))
     }
 
     /// Returns the layout in which most of `ranks` ranks can continue, with batches of so many rows in so many
@@ -132,6 +145,7 @@ impl Layout {
 
     pub(crate) fn size_mut(&mut self, axis: &str) -> Option<&mut usize> {
         Some(match axis {
+            "far" => &mut self.far,
             "pp" => &mut self.pp,
             "dp" => &mut self.dp,
             "shard" => &mut self.shard,

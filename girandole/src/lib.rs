@@ -70,6 +70,7 @@
 mod agreement;
 mod batch;
 mod error;
+mod far;
 mod folder;
 mod layout;
 mod mesh;
@@ -84,6 +85,7 @@ pub use {
 
 pub use batch::Batch;
 pub use error::{Error, Result};
+pub use far::{FarAverage, FarConfig, FarGroups, FarPrecision};
 pub use layout::Layout;
 pub use parallel::{
     Evaluation, ExpertBalance, ExpertLoad, Parallel, ParallelConfig, PreferenceReport, StagesForward, Step,

@@ -40,7 +40,8 @@ impl Layout {
         };
         let mut found: Vec<Self> = Vec::new();
         let alone = [Self::copies(ranks), Self { shard: ranks, ..Self::default() }];
-        for layout in ["dp", "shard", "tp", "pp", "cp", "ep"].into_iter().filter_map(fit).chain(alone) {
+        for layout in ["dp", "shard", "tp", "pp", "cp", "ep", "far"].into_iter().filter_map(fit).chain(alone)
+        {
             if !found.contains(&layout) {
                 found.push(layout);
             }
@@ -48,13 +49,14 @@ impl Layout {
         found
     }
 
-    /// Creates the mesh of the ranks of `comm`. Call on every rank.
+    /// Creates the mesh of the ranks of `comm`, without an axis `far` if there are no such groups. Call on every rank.
     ///
     /// # Errors
     /// Those of [`check`](Self::check); failures of communication.
     pub fn mesh(&self, comm: Arc<dyn Communicator>) -> Result<Mesh> {
         self.check(comm.world_size())?;
-        Ok(Mesh::new(comm, &self.axes())?)
+        let axes = self.axes();
+        Ok(Mesh::new(comm, if self.far == 1 { &axes[1..] } else { &axes })?)
     }
 }
 
@@ -75,7 +77,7 @@ impl FromStr for Layout {
             }
             seen.push(name);
             let Some(axis) = layout.size_mut(name) else {
-                return refuse("the axes are pp, dp, shard, cp, ep and tp (shard is FSDP, dp is DDP)");
+                return refuse("the axes are far, pp, dp, shard, cp, ep and tp (shard is FSDP, dp is DDP)");
             };
             match size.parse() {
                 Ok(number) if number > 0 => *axis = number,

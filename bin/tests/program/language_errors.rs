@@ -30,7 +30,8 @@ fn what_cannot_be_is_said_before_ranks_start() {
     let said = PRETRAIN.refuse(&odd);
     assert!(said.contains("--length: got 15; --sequence-parallel divides rows over the 2 ranks"), "{said}");
     assert!(
-        refuse(&["--data", &data, "--mesh", "zz=3"]).contains("the axes are pp, dp, shard, cp, ep and tp")
+        refuse(&["--data", &data, "--mesh", "zz=3"])
+            .contains("the axes are far, pp, dp, shard, cp, ep and tp")
     );
     let said = PRETRAIN.refuse(&["--out", &out, "--data", &data, "--mesh", "cp=4", "--length", "3"]);
     assert!(said.contains("--length: got 3; --mesh cp=4 divides each row: give 4 or more"), "{said}");

@@ -6,6 +6,7 @@ use std::path::Path;
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::options::value_name;
+use girandole::FarConfig;
 use girandole::settings::Setting;
 use girandole::trainer::{ChangedSetting, OptimizerConfig, TrainConfig};
 use girandole::training::AdamConfig;
@@ -81,7 +82,18 @@ fn of(options: &TrainOptions, config: &TrainConfig) -> Vec<(&'static str, String
         ("parameters", value_name(&options.parameters)),
         ("precision", value_name(&options.precision)),
     ];
-    others.into_iter().chain(of_optimizer(&config.optimizer)).collect()
+    let far = options.mesh.filter(|layout| layout.far > 1).map(|_| of_far(&config.far));
+    let far = far.into_iter().flatten();
+    others.into_iter().chain(of_optimizer(&config.optimizer)).chain(far).collect()
+}
+
+fn of_far(far: &FarConfig) -> [(&'static str, String); 4] {
+    [
+        ("far-every", far.every.to_string()),
+        ("far-lr", far.learning_rate.to_string()),
+        ("far-momentum", far.momentum.to_string()),
+        ("far-bits", format!("{:?}", far.precision)),
+    ]
 }
 
 fn of_optimizer(optimizer: &OptimizerConfig) -> Vec<(&'static str, String)> {

@@ -19,6 +19,7 @@ use super::pieces::tie_roots;
 use super::stages::{PassedOn, Stages, WithoutLastUnit};
 use super::trained::trained;
 use super::{Kind, Parallel, ParallelConfig, Remake};
+use crate::far::FarGroups;
 use crate::{Error, Layout, Result};
 
 /// Creates a model from its parameters.
@@ -33,7 +34,7 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
     /// own. `build` creates the model; with `pp` it is called several times, for one unit each.
     ///
     /// # Cost
-    /// One group for each axis, one for the ranks of `dp`, `shard` and `ep` together, with `cp` one for those that average gradients,
+    /// With `far` one group for the ranks of each of its groups, and one across them. One group for each axis, one for the ranks of `dp`, `shard` and `ep` together, with `cp` one for those that average gradients,
     /// and with `ep` one for those that average experts', and with `shard`, too, one for those
     /// that have the same shards; the cost of the strategy.
     ///
@@ -48,7 +49,10 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
     ) -> Result<Self> {
         let weights = weights.into();
         let again = weights_of_untrained(&weights, config);
-        Self::build(comm, layout, &weights, config, Arc::new(build), again)
+        let far = FarGroups::new(comm.clone(), layout)?;
+        let group = far.as_ref().map_or(comm, |far| far.group.clone());
+        let own = Self::build(group, &layout.of_group(), &weights, config, Arc::new(build), again)?;
+        Ok(Self { layout: *layout, far, ..own })
     }
 
     /// Like [`new`](Self::new), on a rank that joins a running job: a [`Trainer::joining`](crate::trainer::Trainer::joining)
@@ -120,6 +124,7 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
         check_experts(&axes)?;
         let mut parallel = Self {
             layout: *layout,
+            far: None,
             axes,
             shards,
             model,

@@ -180,7 +180,7 @@ impl<M: Model> Parallel<M> {
             let help = format!("the input has {rows} rows: give as many, and two documents for each pair");
             return Err(Error::invalid("the pairs of a batch", got, help));
         }
-        let (size, data) = (rows / count, &self.axes.data);
+        let (size, (rank, ranks)) = (rows / count, self.share_of_batch());
         let example = self.config.example.as_ref().and_then(|example| example.dims().first().copied());
         if let (Kind::Stages(_), Some(expected)) = (&self.model, example.filter(|expected| *expected != size))
         {
@@ -198,7 +198,7 @@ impl<M: Model> Parallel<M> {
             };
             let targets = of(targets)?;
             // Indices in the batch, whose rows are assigned to the ranks in turn.
-            let places = (begin..whole).map(|row| row * data.world_size() + data.rank());
+            let places = (begin..whole).map(|row| row * ranks + rank);
             let keys = Some(RowKeys::new(self.config.seed, self.steps, places));
             let context = RowContext { keys, balance: self.balance_of(rows), ..of_all.part(begin..whole) };
             let (count, weight) = count_of::<M>(&context, &targets)?;

@@ -32,6 +32,7 @@ use training::internal::GradSums;
 use training::{LossScaler, named_vars};
 
 use crate::Layout;
+use crate::far::FarGroups;
 
 pub use balance::{ExpertBalance, ExpertLoad};
 pub use config::{IsTrained, ParallelConfig};
@@ -61,6 +62,8 @@ use strategy::{DistributedModel, OwnedMatrices};
 /// As with the strategies: after a failure ranks are out of step, and every later call fails with the first cause.
 pub struct Parallel<M> {
     layout: Layout,
+    /// With `far`: the groups of all ranks. Everything else is of this rank's group.
+    far: Option<FarGroups>,
     axes: Axes,
     pub(crate) shards: Shards,
     pub(crate) model: Kind<M>,
@@ -136,7 +139,31 @@ impl<M: Model> Parallel<M> {
         &self.layout
     }
 
-    /// Returns the mesh, with the group along each axis.
+    /// Returns the groups of a layout with `far`.
+    pub fn far(&self) -> Option<&FarGroups> {
+        self.far.as_ref()
+    }
+
+    /// Returns all ranks of the job: with `far`, those of all groups.
+    pub fn world(&self) -> &Arc<dyn Communicator> {
+        self.far.as_ref().map_or(self.axes.mesh.world(), |far| &far.world)
+    }
+
+    /// Returns the ranks, of this rank's group, with the same part of the model.
+    pub(crate) fn copies(&self) -> &Arc<dyn Communicator> {
+        self.axes.of_parameters.axis("dp").unwrap_or(self.axes.mesh.world())
+    }
+
+    /// Returns which part of a batch is this rank's: its number among those with different rows, and how many these are. With `far`,
+    /// each group takes a part of the batch.
+    pub fn share_of_batch(&self) -> (usize, usize) {
+        let (rank, ranks) = (self.axes.data.rank(), self.axes.data.world_size());
+        let (group, groups) = self.far.as_ref().map_or((0, 1), |far| (far.number(), far.count()));
+        // The rows of a group are the same in every layout of it.
+        (rank * groups + group, groups * ranks)
+    }
+
+    /// Returns the mesh of this rank's group, with the group along each axis.
     pub fn mesh(&self) -> &Mesh {
         &self.axes.mesh
     }

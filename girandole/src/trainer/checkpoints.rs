@@ -13,6 +13,7 @@ use super::consistency::{CheckpointExtra, check_resume};
 use super::saver::{BackgroundSaver, Writing};
 use super::{CheckpointPlan, Done, Observer, ObserverState, Stop, StopCheck, Trainer};
 use crate::agreement::all_agree;
+use crate::far::checkpoints as far;
 use crate::{Error, Result};
 
 /// The checkpoints of a run.
@@ -91,7 +92,8 @@ impl<M: Model> Trainer<'_, M> {
     /// Opens the folder of checkpoints, if they are kept, and returns it.
     pub(super) fn open_checkpoints(&mut self) -> Result<Option<&Checkpoints>> {
         if let Some(CheckpointPlan { dir, keep, .. }) = &self.config.checkpoints {
-            let config = CheckpointConfig { dir: dir.clone(), keep: *keep };
+            let dir = self.model.far().map_or(dir.clone(), |far| far::folder(dir, far.number()));
+            let config = CheckpointConfig { dir, keep: *keep };
             self.checkpoints.folder = Some(Checkpoints::open(config)?);
         }
         Ok(self.checkpoints.folder.as_ref())
@@ -116,18 +118,18 @@ impl<M: Model> Trainer<'_, M> {
     /// # Errors
     /// Those of [`resume`](Self::resume).
     pub fn resume_latest(&mut self) -> Result<Option<usize>> {
-        let Some(checkpoints) = self.checkpoints.folder.clone() else { return Ok(None) };
-        let world = self.model.mesh().world().clone();
+        let Some(CheckpointPlan { dir, keep, .. }) = self.config.checkpoints.clone() else { return Ok(None) };
+        let checkpoints = Checkpoints::open(CheckpointConfig { dir: dir.clone(), keep })?;
+        let (world, groups) = (self.model.world().clone(), self.model.layout().far);
         // The first rank determines which checkpoint is the latest.
         let found = match world.rank() {
-            0 => checkpoints.latest().map_err(Error::from),
+            0 => far::latest(&checkpoints, groups).map_err(Error::from),
             _ => Ok(None),
         };
         let step = all_agree(&*world, found)?.map(|contents| contents.step);
         let Some(step) = broadcast_object(&*world, &step, 0)? else { return Ok(None) };
         let same = |contents: Option<Contents>| contents.filter(|contents| contents.step == step);
-        let own = checkpoints.latest().map_err(Error::from).and_then(|contents| {
-            let dir = self.config.checkpoints.as_ref().map(|plan| plan.dir.clone()).unwrap_or_default();
+        let own = far::latest(&checkpoints, groups).map_err(Error::from).and_then(|contents| {
             let problem = "rank 0 finds another checkpoint there: all ranks must see one folder";
             same(contents).ok_or_else(|| Error::file(&dir, problem))
         });
@@ -136,13 +138,19 @@ impl<M: Model> Trainer<'_, M> {
         Ok(Some(self.done.step))
     }
 
-    /// Resumes from a checkpoint. Call on every rank, with the same one. The configuration may differ; [`check_resume`]
+    /// Resumes from a checkpoint. Call on every rank, with the same one; with `far`, each group goes on from its own of the same
+    /// step, if it has written any. The configuration may differ; [`check_resume`]
     /// returns the differences.
     ///
     /// # Errors
     /// A damaged checkpoint; one of another model, or of other data or another order of the data; failures of
     /// communication.
     pub fn resume(&mut self, contents: &Contents) -> Result<()> {
+        let own = match self.model.far() {
+            Some(far) => all_agree(&**self.model.world(), far::own(contents, far.number()))?,
+            None => None,
+        };
+        let contents = own.as_ref().unwrap_or(contents);
         let refuse = |problem: String| Error::file(&contents.folder, problem);
         all_agree(&**self.model.mesh().world(), check_resume(contents, &*self.batches.data, &self.config))?;
         self.wait_for_copies();
@@ -203,12 +211,16 @@ impl<M: Model> Trainer<'_, M> {
 
     /// Begins to ask whether the run is to stop early. Every rank must call it.
     pub(super) fn start_stop_check(&mut self) {
-        let check = |flag| StopCheck::new(flag, self.job.world.clone(), self.config.fewest_ranks);
+        let check = |flag| StopCheck::new(flag, self.model.world().clone(), self.config.fewest_ranks);
         self.stop = self.config.stop.clone().map(check);
     }
 
     /// Writes a checkpoint and ends the run with [`Error::Stopped`], if that is asked for.
     pub(super) fn stop_if_asked(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
+        // Groups that train on their own hear of it when they average.
+        if self.model.far().is_some() && !self.done.step.is_multiple_of(self.config.far.every) {
+            return Ok(());
+        }
         let Some(check) = &mut self.stop else { return Ok(()) };
         let Some(Stop { signal, leaves }) = check.decide()? else { return Ok(()) };
         if self.may_save() && self.checkpoints.folder.is_some() && self.checkpoints.begun < self.done.step {

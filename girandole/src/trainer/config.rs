@@ -7,7 +7,7 @@ use std::time::Duration;
 use training::GradientCheckConfig;
 
 use super::{LearningRate, OptimizerConfig, StopFlag};
-use crate::{Error, Layout, Result};
+use crate::{Error, FarConfig, Layout, Result};
 
 /// How a model is trained. Must be the same on every rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,6 +49,8 @@ pub struct TrainConfig {
     /// They are checked if the product of the model's parameters and a rank's targets in a step is at most this, the
     /// multiplications of a forward pass: `u64::MAX` always, 0 never. Default: 100 million, which is less than a few seconds.
     pub gradient_check_work: u64,
+    /// How groups of a layout with `far` average. Default: every 100 steps, with a learning rate of 0.7 and momentum of 0.9.
+    pub far: FarConfig,
     /// Request to stop early: all ranks stop after the step in work, and an evaluation or a checkpoint that is due then, and
     /// write a checkpoint if there is none of that step. [`Trainer::run`](super::Trainer::run) then returns
     /// [`Error::Stopped`], without the work after the last step. All ranks need a flag, or none; one rank's request stops all.
@@ -102,6 +104,7 @@ impl Default for TrainConfig {
             replacement: None,
             gradient_check: GradientCheckConfig::default(),
             gradient_check_work: 100_000_000,
+            far: FarConfig::default(),
             stop: None,
             settings: BTreeMap::new(),
         }
@@ -121,6 +124,9 @@ impl TrainConfig {
             return Ok(());
         }
         let help = match layout.shard {
+            _ if layout.far > 1 => {
+                "groups of far do not go on without a rank that is lost: leave fewest_ranks out"
+            }
             1 => {
                 "pp, cp, ep and tp keep their sizes: only a layout with dp or shard can go on with fewer ranks"
             }
@@ -161,6 +167,7 @@ impl TrainConfig {
             return Err(Error::invalid("the learning rate", rate, "give a finite number, 0 or more"));
         }
         self.schedule.check(self.steps)?;
+        self.far.check()?;
         if let Some(clip) = self.clip.filter(|clip| clip.is_nan() || *clip < 0.0) {
             return Err(Error::invalid(
                 "the largest norm of the gradients",

@@ -146,7 +146,7 @@ pub(super) fn check_equal_on_all_ranks<M: Model>(
 ) -> Result<()> {
     let of_data = Setting::new("data:", data.fingerprint());
     let settings = [of_config(config), of_model(model.config()), vec![of_data]].concat();
-    let difference = setting_difference(&**model.mesh().world(), &settings)?;
+    let difference = setting_difference(&**model.world(), &settings)?;
     difference.map_or(Ok(()), |difference| Err(Error::Differ(Box::new(difference))))
 }
 
@@ -170,6 +170,7 @@ fn of_config(config: &TrainConfig) -> Vec<Setting> {
         replacement: _,
         gradient_check,
         gradient_check_work,
+        far,
         // Each rank hears for itself that it is asked to stop; whether any listens must be the same.
         stop,
         settings,
@@ -197,6 +198,7 @@ fn of_config(config: &TrainConfig) -> Vec<Setting> {
         field("fewest_ranks", fewest_ranks),
         field("gradient_check", gradient_check),
         field("gradient_check_work", gradient_check_work),
+        field("far", far),
         field("stop", &stop.is_some()),
         Setting { value: plan, ..Setting::absent("checkpoints") },
     ];

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use candle_core::{Device, Result, Tensor};
-use comm::Communicator;
 use models::tokens::{Row, Rows};
 use ops::Documents;
 use sampler::{OrderConfig, RunLoader, SamplerError, SamplerState};
@@ -85,10 +84,14 @@ impl Batches {
         Ok(Self { data, loader })
     }
 
-    /// Returns this rank's rows of the next batch. `ranks` are those with different rows. The inner error
+    /// Returns this rank's rows of the next batch: of `ranks` ranks with different rows, those of number `rank`. The inner error
     /// is that of reading them, which other ranks do not have.
-    pub(super) fn next(&mut self, ranks: &dyn Communicator, device: &Device) -> crate::Result<Result<Batch>> {
-        let batch = match self.loader.batch(ranks.world_size(), ranks.rank()) {
+    pub(super) fn next(
+        &mut self,
+        (rank, ranks): (usize, usize),
+        device: &Device,
+    ) -> crate::Result<Result<Batch>> {
+        let batch = match self.loader.batch(ranks, rank) {
             Err(error @ SamplerError::CollatePanicked { .. }) => Err(comm::carry(error)),
             batch => batch.map_err(refuse)?,
         };

@@ -69,6 +69,7 @@ use self::elastic::{Job, RankState};
 use self::optimizer::RunOptimizer;
 use crate::{Parallel, Result};
 
+pub use crate::far::checkpoints::latest as latest_of_groups;
 pub use checkpoints::claim_checkpoints;
 pub use config::{CheckpointPlan, Replacement, TrainConfig};
 pub use consistency::{ChangedSetting, CheckpointExtra, check_resume, observer_state};
@@ -176,7 +177,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     fn at_beginning(model: &'a mut Parallel<M>, data: Arc<dyn Data>, config: TrainConfig) -> Result<Self> {
         config.check(model.layout().data_ranks(), model.config().micro_batches)?;
         let batches = Batches::new(data, &config)?;
-        let optimizer = RunOptimizer::new(model, &config.optimizer)?;
+        let optimizer = RunOptimizer::new(model, &config.optimizer, &config.far)?;
         let job = Job::new(model.mesh().world().clone(), config.whole(model.layout()));
         Ok(Self {
             config,

@@ -13,6 +13,7 @@ use training::{
     StepOptimizer,
 };
 
+use crate::far::{FarAverage, FarConfig};
 use crate::settings::Setting;
 use crate::{Parallel, Result};
 
@@ -154,11 +155,17 @@ pub(super) struct RunOptimizer {
     needs_whole: Option<HashSet<String>>,
     /// Where those are whole, in the current group; `None` before its first step.
     matrices: Option<OwnedMatrices>,
+    /// With `far`: the outer step.
+    far: Option<FarAverage>,
 }
 
 impl RunOptimizer {
     /// Creates the optimizer of a model. Not collective.
-    pub(super) fn new<M: Model>(model: &Parallel<M>, config: &OptimizerConfig) -> Result<Self> {
+    pub(super) fn new<M: Model>(
+        model: &Parallel<M>,
+        config: &OptimizerConfig,
+        far: &FarConfig,
+    ) -> Result<Self> {
         let (vars, decays) = (model.named_vars(), |name: &str| model.is_matrix(name));
         let (optimizer, needs_whole): (Box<dyn StepOptimizer + Send>, _) = match config {
             OptimizerConfig::AdamW(adam) => {
@@ -172,7 +179,7 @@ impl RunOptimizer {
                 (Box::new(muon), Some(hidden))
             }
         };
-        Ok(Self { optimizer, needs_whole, matrices: None })
+        Ok(Self { optimizer, needs_whole, matrices: None, far: FarAverage::new(model, far)? })
     }
 
     pub(super) fn set_learning_rate(&mut self, learning_rate: f64) {
@@ -186,6 +193,7 @@ impl RunOptimizer {
         grads: &GradStore,
         scale: f64,
     ) -> Result<()> {
+        self.far.as_mut().map_or(Ok(()), FarAverage::begin_step)?;
         let Some(names) = &self.needs_whole else {
             return Ok(self.optimizer.step_whole(grads, scale, &mut HeldWhole)?);
         };
@@ -196,6 +204,11 @@ impl RunOptimizer {
         Ok(self.optimizer.step_whole(grads, scale, matrices)?)
     }
 
+    /// After a step: averages the groups of `far`, if that is due. Every rank must call it.
+    pub(super) fn average_groups(&mut self, step: usize, targets: usize, is_last: bool) -> Result<()> {
+        self.far.as_mut().map_or(Ok(()), |far| far.end_step(step, targets, is_last))
+    }
+
     /// The group of all ranks has changed: matrices are distributed anew in the next step.
     pub(super) fn forget_group(&mut self) {
         self.matrices = None;
@@ -204,14 +217,19 @@ impl RunOptimizer {
 
 impl OptimizerState for RunOptimizer {
     fn state(&self) -> training::Result<Vec<(String, Tensor)>> {
-        self.optimizer.state()
+        let state = self.state_later()?.into_iter();
+        Ok(state.map(|(key, copy)| Ok((key, copy.copy()?))).collect::<candle_core::Result<_>>()?)
     }
 
     fn state_later(&self) -> training::Result<Vec<(String, DeferredCopy)>> {
-        self.optimizer.state_later()
+        let mut state = self.optimizer.state_later()?;
+        state.extend(self.far.as_ref().map_or(Ok(Vec::new()), FarAverage::state)?);
+        Ok(state)
     }
 
     fn load_state(&mut self, state: &HashMap<String, Tensor>) -> training::Result<()> {
-        self.optimizer.load_state(state)
+        let (of_far, state) = FarAverage::state_of(state);
+        self.optimizer.load_state(&state)?;
+        Ok(self.far.as_mut().map_or(Ok(()), |far| far.load_state(&of_far))?)
     }
 }

@@ -12,6 +12,7 @@
 //! | norm over all ranks, clipping | [`Trainer::update`] | `strategy/src/norm.rs` |
 //! | optimizer | [`Trainer::update`] | `optimizer.rs`; `training::{Adam, Muon, Sgd}`, `strategy::OwnedMatrices` |
 //! | corrections of experts' routers | [`Trainer::update`] | `parallel/balance.rs` |
+//! | average of groups that train on their own (`far`) | [`Trainer::step_once`] | `far/mod.rs` |
 //! | report | [`Trainer::step_once`] | `observer.rs` |
 //!
 //! Around it: the loop over steps, evaluations and checkpoints is in `trainer/mod.rs`; what happens when a rank is lost is in
@@ -54,7 +55,7 @@ impl<M: Model> Trainer<'_, M> {
         let loss_scale = self.model.loss_scaler().map_or(1.0, LossScaler::factor);
 
         // This rank's rows of the next batch. Ranks along `pp` and `tp` have the same ones.
-        let batch = self.batches.next(&**self.model.data_ranks(), &self.model.config().device)?;
+        let batch = self.batches.next(self.model.share_of_batch(), &self.model.config().device)?;
         // If they cannot be read here, the other ranks are told in the step.
         let batch = batch.map_err(Error::from);
         let first = batch.as_ref().ok().cloned().filter(|_| self.done.step == 0);
@@ -78,6 +79,9 @@ impl<M: Model> Trainer<'_, M> {
             false => self.update(&step.grads, learning_rate)?,
         };
         self.done.step += 1;
+        // Of groups that train on their own (`far`), after several steps.
+        let is_last = self.done.step == self.config.steps;
+        self.optimizer.average_groups(self.done.step, step.targets, is_last)?;
 
         let stats = self.model.stats();
         let seconds =

@@ -12,6 +12,7 @@ mod documents;
 mod elastic;
 mod empty;
 mod evaluation;
+mod far;
 mod gradient_check;
 mod heads;
 mod key_masks;

@@ -30,7 +30,7 @@ pub fn layouts(ranks: usize, length: usize, experts: usize) -> Vec<Layout> {
                 let cps = divisors(left).take_while(|cp| *cp == 1 || length >= LONG);
                 for cp in cps {
                     let eps = divisors(left / cp).take_while(|ep| *ep == 1 || *ep <= experts);
-                    all.extend(eps.map(|ep| Layout { pp, dp: left / cp / ep, shard, cp, ep, tp }));
+                    all.extend(eps.map(|ep| Layout { far: 1, pp, dp: left / cp / ep, shard, cp, ep, tp }));
                 }
             }
         }

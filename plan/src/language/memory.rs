@@ -71,11 +71,13 @@ impl PartitionedModel<'_> {
     }
 
     /// Returns the bytes of optimizer state for so many parameters, some of them `hidden` matrices; the optimizer also keeps what a
-    /// parameter of 16 bits has no room for.
+    /// parameter of 16 bits has no room for. Groups of `far` also keep where each parameter was after their last average, and the outer
+    /// momentum.
     pub(super) fn optimizer(&self, elements: f64, hidden: f64) -> f64 {
         let low_bits = self.working() - self.element();
         let saved = if self.training.optimizer == Optimizer::Muon { hidden * self.working() } else { 0.0 };
-        (self.training.optimizer.numbers() as f64 * self.working() + low_bits) * elements - saved
+        let numbers = self.training.optimizer.numbers() + if self.layout.far > 1 { 2 } else { 0 };
+        (numbers as f64 * self.working() + low_bits) * elements - saved
     }
 
     /// Returns the step of an optimizer that brings matrices together.

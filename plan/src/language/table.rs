@@ -233,12 +233,12 @@ impl LanguageTable<'_> {
 }
 
 /// Number of axes, and which there are.
-type Complexity = (usize, [bool; 6]);
+type Complexity = (usize, [bool; 7]);
 
 /// Ranks layouts by complexity: fewer axes are simpler; then replicas are simpler than shards, shards than divided
 /// rows, these than tensor parallelism, and this than stages.
 fn complexity(layout: &Layout) -> Complexity {
-    let Layout { pp, dp, shard, cp, ep, tp } = *layout;
-    let more = [pp > 1, tp > 1, cp > 1, ep > 1, shard > 1, dp > 1];
+    let Layout { far, pp, dp, shard, cp, ep, tp } = *layout;
+    let more = [far > 1, pp > 1, tp > 1, cp > 1, ep > 1, shard > 1, dp > 1];
     (more.iter().filter(|more| **more).count(), more)
 }

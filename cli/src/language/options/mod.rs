@@ -1,6 +1,7 @@
 //! Options shared by `pretrain` and `finetune`.
 
 mod balance;
+mod far;
 mod mesh;
 mod optimizer;
 
@@ -27,9 +28,10 @@ use super::sample::SampleOptions;
 
 use balance::BalanceOption;
 pub(super) use balance::balance_name;
+use far::FarOptions;
 pub(crate) use mesh::{in_terms_of_mesh, layout_of, ranks_of};
-use optimizer::OptimizerOptions;
 pub(super) use optimizer::adjust_name;
+use optimizer::{OptimizerOptions, momentum};
 
 /// How the learning rate falls after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -75,8 +77,8 @@ pub struct TrainOptions {
     pub(super) overwrite: bool,
     /// Layout, such as dp=2,tp=2 [default: copies]
     ///
-    /// Sizes of the axes pp (pipeline stages), dp (copies), shard (FSDP), cp (rows divided by position), ep (divided
-    /// experts) and tp (divided layers); an axis left out has size 1.
+    /// Sizes of the axes far (groups that train on their own and average rarely), pp (pipeline stages), dp (copies),
+    /// shard (FSDP), cp (rows divided by position), ep (divided experts) and tp (divided layers); an axis left out has size 1.
     #[arg(long, value_name = "AXES", help_heading = "Ranks")]
     pub(super) mesh: Option<Layout>,
     /// How its ranks come together.
@@ -169,6 +171,9 @@ pub struct TrainOptions {
     /// How parameters are stepped.
     #[command(flatten)]
     optimizer: OptimizerOptions,
+    /// How groups of far average.
+    #[command(flatten)]
+    far: FarOptions,
     /// Largest norm of all gradients together; 0 turns clipping off
     #[arg(long, value_name = "NORM", default_value = "1", value_parser = learning_rate, help_heading = "Optimizer")]
     clip: f64,
@@ -322,6 +327,9 @@ impl TrainOptions {
         let refuse = |option, got: String, help: String| Err(Error::Option { option, got, help });
         if layout.ranks() > 1 && !self.survives_loss(layout) {
             let help = match layout.shard {
+                _ if layout.far > 1 => {
+                    "groups of far do not go on without a rank that is lost: leave it out, and give --checkpoint-dir to go on from"
+                }
                 1 => {
                     "pp, cp, ep and tp keep their sizes: give a --mesh with dp or shard, or --checkpoint-dir and start again"
                 }
@@ -443,6 +451,7 @@ impl TrainOptions {
             evaluate_every: self.evaluate.as_ref().map(|_| self.evaluate_every()),
             evaluation_rows: self.evaluate_rows,
             checkpoints,
+            far: self.far.config(),
             ..self.checking_gradients()
         }
     }

@@ -62,7 +62,14 @@ impl LayoutOptions {
 
     /// Returns the layout for `world_size` ranks.
     pub(super) fn layout(&self, world_size: usize) -> Result<Layout> {
-        layout_of(self.mesh, world_size)
+        let layout = layout_of(self.mesh, world_size)?;
+        match layout.far {
+            1 => Ok(layout),
+            _ => Err(self.refuse(
+                &layout,
+                "far is for training: each of its groups would compute the same; leave it out",
+            )),
+        }
     }
 
     /// Returns the error about a layout, by the option that it comes from.

@@ -4,7 +4,7 @@ use crate::Command;
 use crate::console::note;
 use crate::error::{Error, Result};
 use crate::live_page::LivePage;
-use crate::options::{CheckpointOptions, begin_note, keeps_losses, value_name, with_fallback_hint};
+use crate::options::{begin_note, keeps_losses, value_name, with_fallback_hint};
 use crate::rank::Rank;
 use crate::run_log::{LogConfig, RunLog};
 use crate::trainer::first_choice;
@@ -107,7 +107,7 @@ pub(super) fn resume(
     mut log: Option<&mut RunLog<'_>>,
     rank: &Rank,
 ) -> Result<()> {
-    let Some(contents) = first_choice_of_checkpoint(&options.checkpoints, rank)? else {
+    let Some(contents) = first_choice_of_checkpoint(options, rank)? else {
         // The file may have the steps of a start before the first checkpoint.
         if let (Some(log), true) = (log, rank.is_first()) {
             log.cut(trainer.epoch() as usize, trainer.step())?;
@@ -129,6 +129,10 @@ pub(super) fn resume(
 
 /// Writes the trained model. Every rank must call it.
 pub(super) fn save(job: &impl Job, model: &Parallel<CausalLm>, subject: &Subject) -> girandole::Result<()> {
+    // All groups have the same model after the last step.
+    if model.far().is_some_and(|far| far.number() > 0) {
+        return Ok(());
+    }
     let out = &job.options().out;
     let (is_first, template) = (model.mesh().world().rank() == 0, job.options().chat_template.as_ref());
     let is_source = job.folder().is_some_and(|folder| folder.canonicalize().ok() == out.canonicalize().ok());
@@ -169,15 +173,18 @@ pub(super) fn save(job: &impl Job, model: &Parallel<CausalLm>, subject: &Subject
 }
 
 /// Returns the checkpoint to resume from, if that is requested and one exists.
-pub(super) fn choose(options: &CheckpointOptions) -> Result<Option<Contents>> {
-    options.choose(Checkpoints::latest, |checkpoints, folder| checkpoints.contents(folder))
+pub(super) fn choose(options: &TrainOptions) -> Result<Option<Contents>> {
+    let groups = options.mesh.map_or(1, |layout| layout.far);
+    let latest = |checkpoints: &Checkpoints| trainer::latest_of_groups(checkpoints, groups);
+    options.checkpoints.choose(latest, |checkpoints, folder| checkpoints.contents(folder))
 }
 
 /// Returns rank 0's choice of checkpoint, on every rank.
-fn first_choice_of_checkpoint(options: &CheckpointOptions, rank: &Rank) -> Result<Option<Contents>> {
-    let found = first_choice(options, rank, || choose(options))?;
-    if found.is_none() && options.resumes() && rank.is_first() {
-        note(format_args!("no checkpoint in {} yet: starting from the beginning", options.dir().display()));
+fn first_choice_of_checkpoint(options: &TrainOptions, rank: &Rank) -> Result<Option<Contents>> {
+    let found = first_choice(&options.checkpoints, rank, || choose(options))?;
+    if found.is_none() && options.checkpoints.resumes() && rank.is_first() {
+        let dir = options.checkpoints.dir().display();
+        note(format_args!("no checkpoint in {dir} yet: starting from the beginning"));
     }
     Ok(found)
 }

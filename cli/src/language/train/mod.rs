@@ -82,7 +82,7 @@ impl<J: Job> Command for J {
 
     /// Only finds the checkpoint: data and steps are compared in `prepare`, where the data are open.
     fn check_checkpoint(&self, _: usize) -> Result<()> {
-        choose(&self.options().checkpoints).map(drop)
+        choose(self.options()).map(drop)
     }
 
     fn check(&self, world_size: usize) -> Result<()> {
@@ -90,6 +90,7 @@ impl<J: Job> Command for J {
         let layout = options.layout(world_size)?;
         options.check_elastic(&layout)?;
         options.check_optimizer()?;
+        options.check_far(&layout)?;
         if options.sequence_parallel && layout.tp == 1 {
             let help = "rows are divided over the ranks of tp: give a --mesh with tp".into();
             return Err(Error::Option {
@@ -204,7 +205,7 @@ impl<J: Job> Command for J {
     fn prepare(&self, setup: &Setup, world_size: usize, _: Option<&mut MetricsWriter>) -> Result<()> {
         let (options, model) = (self.options(), setup.subject.weights.config());
         let layout = options.layout(world_size)?;
-        if let Some(contents) = choose(&options.checkpoints)? {
+        if let Some(contents) = choose(options)? {
             agree_on_command(<J as Job>::NAME, &contents, &options.checkpoints)?;
             check_steps(options, contents.step as usize)?;
             let frozen = match &setup.subject.lora {
@@ -276,7 +277,7 @@ impl<J: Job> Command for J {
         rank.stage = RankPhase::AtWork;
         let mut seconds = None;
         let mut measure = |model: &mut Parallel<CausalLm>| {
-            rank.comm = model.mesh().world().clone();
+            rank.comm = model.world().clone();
             let Times { steps, seconds: of_steps, communication_seconds } = times.get();
             let mut measured = watch.measured().communicating((communication_seconds * 1e9) as u64);
             seconds.get_or_insert(measured.seconds);

@@ -53,7 +53,7 @@ fn find_reference(
 ) -> Result<()> {
     let Some(reference) = job.reference()? else { return Ok(()) };
     let options = job.options();
-    if let Some(contents) = first_choice(&options.checkpoints, rank, || choose(&options.checkpoints))? {
+    if let Some(contents) = first_choice(&options.checkpoints, rank, || choose(options))? {
         data.take_from(&mut observer_state(&contents).map_err(with_fallback_hint)?)?;
     }
     if !data.lacks_reference() {

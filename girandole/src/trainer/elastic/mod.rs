@@ -307,7 +307,7 @@ impl<M: Model> Trainer<'_, M> {
         if rebuilds || holders.is_holder.contains(&false) {
             let held = is_holder.then(|| self.model.snapshot_as_only_copy(&self.optimizer)).transpose();
             let held = all_agree(&*world, held)?;
-            let of = |model| RunOptimizer::new(model, &self.config.optimizer);
+            let of = |model| RunOptimizer::new(model, &self.config.optimizer, &self.config.far);
             let mut optimizer = rebuilt.as_ref().map(of).transpose()?;
             let receiver = Receiver {
                 pieces: rebuilt.as_ref().unwrap_or(self.model).pieces()?,
@@ -355,7 +355,7 @@ impl<M: Model> Trainer<'_, M> {
         ranks.check_state(lost)?;
         if !is_built {
             let model = self.model.rebuilt(self.job.world.clone(), layout)?;
-            self.optimizer = RunOptimizer::new(&model, &self.config.optimizer)?;
+            self.optimizer = RunOptimizer::new(&model, &self.config.optimizer, &self.config.far)?;
             *self.model = model;
         }
         self.job.set_unloaded();

@@ -1,0 +1,277 @@
+//! Training that communicates rarely: groups of ranks take steps on their own, and average what these have changed.
+//!
+//! # Source
+//! Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models" (2023).
+
+pub(crate) mod checkpoints;
+mod groups;
+mod quantized;
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor, Var};
+use comm::{Communicator, Operation, ReduceOp};
+use serde::{Deserialize, Serialize};
+use training::DeferredCopy;
+use training::build::Model;
+
+use crate::{Error, Parallel, Result};
+pub use groups::FarGroups;
+pub use quantized::FarPrecision;
+
+/// How groups of a layout with `far` average what they have learned.
+///
+/// After every [`every`](Self::every) steps of its own, each group sends how far its parameters have moved since the last average.
+/// The mean over all targets of all groups is the gradient of an outer step, by SGD with Nesterov momentum, from where the
+/// parameters were then; all groups go on from its result. With `every` 1, a learning rate of 1 and no momentum the mean of the
+/// groups' parameters is what all go on with: with SGD within the groups, plain data parallelism.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct FarConfig {
+    /// Steps from one average to the next. Default: 100.
+    pub every: usize,
+    /// Learning rate of the outer step. Default: 0.7.
+    pub learning_rate: f64,
+    /// Its momentum; 0 is none. Default: 0.9.
+    pub momentum: f64,
+    /// What is sent of each number. Default: all of it.
+    pub precision: FarPrecision,
+}
+
+impl Default for FarConfig {
+    fn default() -> Self {
+        Self { every: 100, learning_rate: 0.7, momentum: 0.9, precision: FarPrecision::F32 }
+    }
+}
+
+impl FarConfig {
+    /// Checks that every field is in its range.
+    pub(crate) fn check(&self) -> Result<()> {
+        let refuse = |what: &str, got: f64, help: &str| Err(Error::invalid(what, got, help));
+        if self.every == 0 {
+            return refuse("the steps between averages of far groups", 0.0, "give 1 or more");
+        }
+        if !(self.learning_rate.is_finite() && self.learning_rate > 0.0) {
+            return refuse("the outer learning rate", self.learning_rate, "give a finite number above 0");
+        }
+        if !(0.0..1.0).contains(&self.momentum) {
+            return refuse("the outer momentum", self.momentum, "give a number from 0 to below 1");
+        }
+        Ok(())
+    }
+}
+
+/// Number of elements that are sent at once.
+const BUCKET: usize = 4 << 20;
+
+/// Ends of the keys under which the state of a parameter is saved.
+const START: &str = ".far_start";
+const MOMENTUM: &str = ".far_momentum";
+const ERROR: &str = ".far_error";
+const TARGETS: &str = ".far_targets";
+
+/// The outer step of a model in a layout with `far`: [`FarConfig`].
+///
+/// # Cost
+/// Each average sums the parameters that a rank holds over the groups, with equally many from each copy of them within the group:
+/// with two groups 4 bytes are sent of each parameter, 1.03 with [`FarPrecision::Int8`] and 0.53 with [`FarPrecision::Int4`]. A rank keeps
+/// two numbers more of each parameter that it holds, and a third one where not all of a number is sent.
+#[derive(Debug)]
+pub struct FarAverage {
+    config: FarConfig,
+    groups: FarGroups,
+    /// Ranks of the group with the same parameters.
+    copies: Arc<dyn Communicator>,
+    slots: Vec<Slot>,
+    buffers: Vec<Var>,
+    /// Targets of this group since the last average.
+    targets: u64,
+}
+
+/// The outer state of a parameter.
+#[derive(Debug)]
+struct Slot {
+    name: String,
+    var: Var,
+    /// Its value after the last average; `None` before the first step.
+    start: Option<Tensor>,
+    momentum: Option<Tensor>,
+    /// What was not sent of its changes.
+    error: Option<Tensor>,
+}
+
+impl FarAverage {
+    /// Creates the outer step of a model; `None` if its layout has no `far`. Not collective.
+    ///
+    /// # Errors
+    /// A configuration that is not valid; parameters in 16 bits.
+    pub fn new<M: Model>(model: &Parallel<M>, config: &FarConfig) -> Result<Option<Self>> {
+        config.check()?;
+        let Some(groups) = model.far().cloned() else { return Ok(None) };
+        let vars = model.named_vars().into_iter().filter(|(_, var)| var.dtype().is_float());
+        let slot = |(name, var): (String, Var)| match var.dtype() {
+            DType::F32 | DType::F64 => Ok(Slot { name, var, start: None, momentum: None, error: None }),
+            dtype => {
+                let help = "give f32: the small changes of an average would be lost in 16 bits";
+                Err(Error::invalid("the parameters of a layout with far", format!("{dtype:?}"), help))
+            }
+        };
+        let buffers = model.buffers().into_iter().map(|(_, var)| var).filter(|var| var.dtype().is_float());
+        Ok(Some(Self {
+            config: *config,
+            groups,
+            copies: model.copies().clone(),
+            slots: vars.map(slot).collect::<Result<_>>()?,
+            buffers: buffers.collect(),
+            targets: 0,
+        }))
+    }
+
+    /// Before the optimizer's step: notes where parameters are, if nothing has been learned since the last average.
+    ///
+    /// # Errors
+    /// candle's, if memory is exhausted.
+    pub fn begin_step(&mut self) -> Result<()> {
+        for slot in self.slots.iter_mut().filter(|slot| slot.start.is_none()) {
+            slot.start = Some(slot.var.as_detached_tensor().copy()?);
+        }
+        Ok(())
+    }
+
+    /// After step number `step`, from 1, in which so many targets of the group counted: averages if that is due, or the last one.
+    /// Call on every rank.
+    ///
+    /// # Errors
+    /// Failures of communication.
+    pub fn end_step(&mut self, step: usize, targets: usize, is_last: bool) -> Result<()> {
+        self.targets += targets as u64;
+        if step.is_multiple_of(self.config.every) || is_last { self.average() } else { Ok(()) }
+    }
+
+    fn average(&mut self) -> Result<()> {
+        let all = Tensor::new(&[self.targets as f64], &Device::Cpu)?;
+        self.groups.across.run(Operation::AllReduce { tensor: all.clone(), op: ReduceOp::Sum })?;
+        let total = all.to_vec1::<f64>()?[0];
+        if total > 0.0 {
+            let share = self.targets as f64 / total;
+            for bucket in self.buckets() {
+                self.average_bucket(bucket, share)?;
+            }
+        }
+        for buffer in &self.buffers {
+            let mean = buffer.as_detached_tensor();
+            self.groups.across.run(Operation::AllReduce { tensor: mean, op: ReduceOp::Avg })?;
+        }
+        self.targets = 0;
+        Ok(())
+    }
+
+    /// Ranges of slots of one dtype and device, none of more than [`BUCKET`] elements if it has several.
+    fn buckets(&self) -> Vec<Range<usize>> {
+        let (mut buckets, mut elements): (Vec<Range<usize>>, usize) = (Vec::new(), 0);
+        for (place, Slot { var, .. }) in self.slots.iter().enumerate() {
+            let fits = |first: usize| {
+                self.slots[first].var.dtype() == var.dtype() && elements + var.elem_count() <= BUCKET
+            };
+            match buckets.last_mut() {
+                Some(bucket) if fits(bucket.start) => {
+                    bucket.end = place + 1;
+                    elements += var.elem_count();
+                }
+                _ => {
+                    buckets.push(place..place + 1);
+                    elements = var.elem_count();
+                }
+            }
+        }
+        buckets
+    }
+
+    fn average_bucket(&mut self, bucket: Range<usize>, share: f64) -> Result<()> {
+        let change = |slot: &Slot| {
+            let var = slot.var.as_detached_tensor();
+            let change = match &slot.start {
+                Some(start) => ((start - &var)? * share)?,
+                None => var.zeros_like()?,
+            };
+            slot.error.as_ref().map_or(Ok(change.clone()), |error| change + error)?.flatten_all()
+        };
+        let changes = self.slots[bucket.clone()].iter().map(change);
+        let changes = Tensor::cat(&changes.collect::<candle_core::Result<Vec<_>>>()?, 0)?;
+        let (mean, errors) = self.groups.sum(&changes, &*self.copies, self.config.precision)?;
+        let (FarConfig { learning_rate, momentum, .. }, mut begin) = (self.config, 0);
+        for slot in &mut self.slots[bucket] {
+            let (shape, len) = (slot.var.shape().clone(), slot.var.elem_count());
+            let part = |all: &Tensor| all.narrow(0, begin, len)?.reshape(&shape);
+            let mean = part(&mean)?;
+            slot.error = errors.as_ref().map(part).transpose()?;
+            let moved = match (momentum, &slot.momentum) {
+                (0.0, _) => mean,
+                (_, None) => {
+                    slot.momentum = Some(mean.copy()?);
+                    (mean * (1.0 + momentum))?
+                }
+                (_, Some(before)) => {
+                    let after = ((before * momentum)? + &mean)?;
+                    let moved = (mean + (&after * momentum)?)?;
+                    slot.momentum = Some(after);
+                    moved
+                }
+            };
+            let from = match &slot.start {
+                Some(start) => start.clone(),
+                None => slot.var.as_detached_tensor().copy()?,
+            };
+            let start = (from - (moved * learning_rate)?)?;
+            slot.var.set(&start)?;
+            slot.start = Some(start);
+            begin += len;
+        }
+        Ok(())
+    }
+
+    /// Its state, by keys that begin with the parameters' names.
+    pub(crate) fn state(&self) -> candle_core::Result<Vec<(String, DeferredCopy)>> {
+        let mut state = Vec::new();
+        for slot in &self.slots {
+            let tensors = [(START, &slot.start), (MOMENTUM, &slot.momentum), (ERROR, &slot.error)];
+            let tensors = tensors.into_iter().filter_map(|(end, tensor)| Some((end, tensor.as_ref()?)));
+            // Tensors are replaced, and never changed.
+            state.extend(
+                tensors
+                    .map(|(end, tensor)| (format!("{}{end}", slot.name), DeferredCopy::new(tensor.clone()))),
+            );
+            let targets = Tensor::new(self.targets as i64, &Device::Cpu)?;
+            state.push((format!("{}{TARGETS}", slot.name), DeferredCopy::done(targets)));
+        }
+        Ok(state)
+    }
+
+    /// Divides a saved state into that of an outer step and that of the optimizer.
+    pub(crate) fn state_of(
+        state: &HashMap<String, Tensor>,
+    ) -> (HashMap<String, Tensor>, HashMap<String, Tensor>) {
+        let is_own = |key: &str| [START, MOMENTUM, ERROR, TARGETS].iter().any(|end| key.ends_with(end));
+        state.clone().into_iter().partition(|(key, _)| is_own(key))
+    }
+
+    /// Replaces its state by this. Parameters that are not in it start where they are before the next step.
+    pub(crate) fn load_state(&mut self, state: &HashMap<String, Tensor>) -> candle_core::Result<()> {
+        self.targets = 0;
+        for slot in &mut self.slots {
+            let of = |end: &str| state.get(&format!("{}{end}", slot.name));
+            let tensor = |end: &str| {
+                let like = slot.var.as_tensor();
+                let set = |value: &Tensor| {
+                    value.to_dtype(like.dtype())?.reshape(like.shape())?.to_device(like.device())
+                };
+                of(end).map(set).transpose()
+            };
+            let targets = of(TARGETS).map(Tensor::to_scalar::<i64>).transpose()?.unwrap_or_default();
+            self.targets = self.targets.max(targets.unsigned_abs());
+            (slot.start, slot.momentum, slot.error) = (tensor(START)?, tensor(MOMENTUM)?, tensor(ERROR)?);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,298 @@
+//! Groups that train on their own and average rarely.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+use girandole::comm::{Local, carry};
+use girandole::models::CausalLm;
+use girandole::trainer::{
+    CheckpointPlan, Data, NoObserver, Observer, OptimizerConfig, StepReport, TrainConfig, Trainer,
+};
+use girandole::training::{AdamConfig, SgdConfig};
+use girandole::{Batch, FarConfig, FarPrecision, Layout, Parallel};
+
+use crate::common::{LEN, Setup};
+
+const STEPS: usize = 8;
+const BATCH: usize = 8;
+
+/// Every `stride`-th row from `first` on, of rows with different numbers of targets.
+struct Uneven {
+    first: usize,
+    stride: usize,
+}
+
+const ALL: Uneven = Uneven { first: 0, stride: 1 };
+
+impl Data for Uneven {
+    fn rows(&self) -> usize {
+        36 / self.stride
+    }
+
+    fn batch(&self, rows: &[usize], device: &Device) -> Result<Batch> {
+        let rows = rows.iter().map(|row| row * self.stride + self.first);
+        let token = |row: usize, place: usize| ((row * 5 + place * place * 3) % 48) as i64;
+        let input = rows.clone().flat_map(|row| (0..LEN).map(move |place| token(row, place)));
+        let counts = |row: usize, place: usize| row % 2 == 1 || place < 2;
+        let targets = rows.clone().flat_map(|row| {
+            (0..LEN).map(move |place| if counts(row, place) { token(row, place + 1) } else { -100 })
+        });
+        let shape = (rows.len(), LEN);
+        Ok((
+            Tensor::from_iter(input, device)?.reshape(shape)?,
+            Tensor::from_iter(targets, device)?.reshape(shape)?,
+        )
+            .into())
+    }
+}
+
+fn config(far: FarConfig) -> TrainConfig {
+    TrainConfig {
+        steps: STEPS,
+        batch_size: BATCH,
+        learning_rate: 0.01,
+        shuffle: false,
+        clip: None,
+        evaluation_rows: 36,
+        far,
+        ..TrainConfig::default()
+    }
+}
+
+#[derive(Default)]
+struct Reports(Vec<StepReport>);
+
+impl<M> Observer<M> for Reports {
+    fn stepped(&mut self, report: &StepReport) -> girandole::Result<()> {
+        self.0.push(*report);
+        Ok(())
+    }
+}
+
+/// Trains until a step, from the latest checkpoint; of the first rank, the losses and the loss of the model on all rows, which must be
+/// the same on all ranks to the bit where they hold equal parts.
+fn train(setup: Setup, layout: &str, config: &TrainConfig, until: usize) -> (Vec<f64>, f64) {
+    let layout: Layout = layout.parse().unwrap();
+    let of_ranks = Local::run_shared(layout.ranks(), |comm| {
+        let mut model = setup.parallel(comm, &layout, None)?;
+        let mut reports = Reports::default();
+        let mut trainer = Trainer::new(&mut model, Arc::new(ALL), config.clone())?;
+        trainer.resume_latest()?;
+        trainer.run_until(until, &mut reports)?;
+        let losses: Vec<f64> = reports.0.iter().map(|report| report.loss).collect();
+        Ok((losses, trainer.evaluate_on(&ALL)?))
+    });
+    let of_ranks = of_ranks.unwrap();
+    if until == config.steps {
+        assert!(of_ranks.iter().all(|(_, loss)| *loss == of_ranks[0].1), "{layout}: {of_ranks:?}");
+    }
+    of_ranks.into_iter().next().unwrap()
+}
+
+fn assert_close(got: &[f64], expected: &[f64], what: &str) {
+    let gap = got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(got.len() == expected.len() && gap < 1e-10, "{what}: {gap:e}: {got:?}, expected {expected:?}");
+}
+
+const LAYOUTS: [&str; 8] = [
+    "far=2",
+    "far=2,dp=2",
+    "far=2,shard=2",
+    "far=2,tp=2",
+    "far=2,pp=2",
+    "far=2,cp=2",
+    "far=2,dp=2,tp=2",
+    "far=2,pp=2,shard=2",
+];
+
+#[test]
+fn averages_after_each_step_are_data_parallelism() {
+    let far = FarConfig { every: 1, learning_rate: 1.0, momentum: 0.0, ..FarConfig::default() };
+    let sgd = OptimizerConfig::Sgd(SgdConfig::default());
+    let config = TrainConfig { optimizer: sgd, learning_rate: 0.3, ..config(far) };
+    let (losses, expected) = train(Setup::default(), "", &config, STEPS);
+    assert!(expected < losses[0] - 0.1, "{losses:?}, {expected}");
+    for layout in LAYOUTS.into_iter().chain(["far=4", "far=8"]) {
+        let (_, loss) = train(Setup::default(), layout, &config, STEPS);
+        assert_close(&[loss], &[expected], layout);
+    }
+}
+
+/// Trains two groups, each in this process, and averages them by the formula.
+fn by_hand(far: FarConfig) -> (Vec<f64>, f64) {
+    let groups = Local::run_shared(1, |comm| {
+        let none = FarConfig::default();
+        let config = TrainConfig { batch_size: BATCH / 2, ..config(none) };
+        let mut models: Vec<Parallel<CausalLm>> = Vec::new();
+        for _ in 0..2 {
+            models.push(Setup::default().parallel(comm.clone(), &Layout::default(), None)?);
+        }
+        let vars: Vec<Vec<Var>> =
+            models.iter().map(|model| model.named_vars().into_iter().map(|(_, var)| var).collect()).collect();
+        let copied =
+            |vars: &[Var]| vars.iter().map(|var| var.as_detached_tensor().copy()).collect::<Result<Vec<_>>>();
+        let mut start = copied(&vars[0])?;
+        let mut momentum: Vec<Tensor> = start.iter().map(Tensor::zeros_like).collect::<Result<_>>()?;
+        let mut trainers = Vec::new();
+        for (first, model) in models.iter_mut().enumerate() {
+            let data = Arc::new(Uneven { first, stride: 2 });
+            trainers.push(Trainer::new(model, data, config.clone()).map_err(carry)?);
+        }
+        let mut losses = Vec::new();
+        let mut step = 0;
+        while step < STEPS {
+            step = (step + far.every).min(STEPS);
+            let mut targets = Vec::new();
+            for (group, trainer) in trainers.iter_mut().enumerate() {
+                let mut reports = Reports::default();
+                trainer.run_until(step, &mut reports).map_err(carry)?;
+                targets.push(reports.0.iter().map(|report| report.targets).sum::<usize>() as f64);
+                if group == 0 {
+                    losses.extend(reports.0.iter().map(|report| report.loss));
+                }
+            }
+            let total: f64 = targets.iter().sum();
+            for place in 0..start.len() {
+                let moved = |group: usize| {
+                    (&start[place] - vars[group][place].as_tensor())? * (targets[group] / total)
+                };
+                let mean = (moved(0)? + moved(1)?)?.detach();
+                momentum[place] = ((&momentum[place] * far.momentum)? + &mean)?;
+                let outer = (mean + (&momentum[place] * far.momentum)?)?;
+                start[place] = (&start[place] - (outer * far.learning_rate)?)?.detach();
+                vars[0][place].set(&start[place])?;
+                vars[1][place].set(&start[place])?;
+            }
+        }
+        let loss = trainers[0].evaluate_on(&ALL).map_err(carry)?;
+        Ok((losses, loss))
+    });
+    groups.unwrap().remove(0)
+}
+
+#[test]
+fn groups_step_by_the_formula_in_every_layout() {
+    let far = FarConfig { every: 3, ..FarConfig::default() };
+    let (losses, expected) = by_hand(far);
+    assert!(losses.len() == STEPS && expected < losses[0] - 0.1, "{losses:?}, {expected}");
+    for layout in LAYOUTS {
+        let (got, loss) = train(Setup::default(), layout, &config(far), STEPS);
+        assert_close(&got, &losses, layout);
+        assert_close(&[loss], &[expected], layout);
+    }
+}
+
+#[test]
+fn random_numbers_belong_to_rows() {
+    let setup = Setup { gpt2: true, dropout: 0.3, ..Setup::default() };
+    let config = config(FarConfig { every: 2, ..FarConfig::default() });
+    let (losses, expected) = train(setup, "far=2", &config, STEPS);
+    for layout in ["far=2,dp=2", "far=2,pp=2", "far=2,shard=2"] {
+        let (got, loss) = train(setup, layout, &config, STEPS);
+        assert_close(&got, &losses, layout);
+        assert_close(&[loss], &[expected], layout);
+    }
+}
+
+#[test]
+fn experts_and_their_corrections_are_averaged() {
+    let setup = Setup { deepseek: true, ..Setup::default() };
+    let config = config(FarConfig { every: 2, ..FarConfig::default() });
+    let (losses, expected) = train(setup, "far=2", &config, STEPS);
+    for layout in ["far=2,ep=2", "far=2,dp=2", "far=2,shard=2,ep=2"] {
+        let (got, loss) = train(setup, layout, &config, STEPS);
+        assert_close(&got, &losses, layout);
+        assert_close(&[loss], &[expected], layout);
+    }
+}
+
+fn with_checkpoints(dir: &Path, far: FarConfig, in_background: bool) -> TrainConfig {
+    let plan = CheckpointPlan { dir: dir.into(), every: 2, keep: 2, in_background };
+    TrainConfig { checkpoints: Some(plan), ..config(far) }
+}
+
+#[test]
+fn a_run_goes_on_between_two_averages_in_another_layout() {
+    for (precision, in_background) in
+        [(FarPrecision::F32, false), (FarPrecision::F32, true), (FarPrecision::Int8, false)]
+    {
+        let far = FarConfig { every: 3, precision, ..FarConfig::default() };
+        let (losses, expected) = train(Setup::default(), "far=2", &config(far), STEPS);
+        let dir = tempfile::tempdir().unwrap();
+        let config = with_checkpoints(dir.path(), far, in_background);
+        let (mut got, mut last) = (Vec::new(), 0.0);
+        // Of the run that ends after step 5, the checkpoint of step 4 is the last.
+        for (layout, from, until) in
+            [("far=2,dp=2", 0, 2), ("far=2,tp=2", 2, 5), ("far=2", 4, 6), ("far=2,pp=2,shard=2", 6, STEPS)]
+        {
+            let (of_run, loss) = train(Setup::default(), layout, &config, until);
+            got.truncate(from);
+            got.extend(of_run);
+            last = loss;
+        }
+        if precision == FarPrecision::F32 {
+            assert_close(&got, &losses, "losses");
+            assert_close(&[last], &[expected], "the last loss");
+        } else {
+            // Another order of sums may round another way.
+            assert!((last - expected).abs() < 1e-3, "{last}, expected {expected}");
+        }
+        // With one group more, and with none.
+        for layout in ["far=4", "dp=2"] {
+            let config = TrainConfig { steps: STEPS + 2, ..config.clone() };
+            let (_, loss) = train(Setup::default(), layout, &config, STEPS + 2);
+            assert!(loss < expected + 0.05, "{layout}: {loss} after {expected}");
+        }
+    }
+}
+
+#[test]
+fn few_bits_are_enough() {
+    let of = |precision, layout: &str| {
+        let far = FarConfig { every: 2, precision, ..FarConfig::default() };
+        train(Setup { dtype: DType::F32, ..Setup::default() }, layout, &config(far), STEPS).1
+    };
+    let whole = of(FarPrecision::F32, "far=2");
+    for (precision, most) in [(FarPrecision::Int8, 1e-3), (FarPrecision::Int4, 2e-2)] {
+        for layout in ["far=2", "far=2,dp=2", "far=4", "far=2,shard=2"] {
+            let loss = of(precision, layout);
+            let expected = if layout == "far=4" { of(FarPrecision::F32, layout) } else { whole };
+            assert!((loss - expected).abs() < most * expected, "{precision:?}, {layout}: {loss}, {expected}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_averaged_is_refused() {
+    let of = |setup: Setup, config: TrainConfig| {
+        let said = Local::run_shared(2, |comm| {
+            let layout = "far=2".parse().map_err(carry)?;
+            let mut model = setup.parallel(comm, &layout, None)?;
+            Ok(Trainer::new(&mut model, Arc::new(ALL), config.clone()).unwrap_err().to_string())
+        });
+        said.unwrap().remove(0)
+    };
+    let said = of(Setup { dtype: DType::BF16, ..Setup::default() }, config(FarConfig::default()));
+    assert!(said.contains("the parameters of a layout with far") && said.contains("give f32"), "{said}");
+    let said = of(Setup::default(), config(FarConfig { every: 0, ..FarConfig::default() }));
+    assert!(said.contains("the steps between averages"), "{said}");
+    let said = of(Setup::default(), TrainConfig { fewest_ranks: Some(1), ..config(FarConfig::default()) });
+    assert!(said.contains("far"), "{said}");
+}
+
+#[test]
+fn optimizers_have_their_own_state_in_each_group() {
+    let adam = OptimizerConfig::AdamW(AdamConfig::adamw());
+    let far = FarConfig { every: 4, ..FarConfig::default() };
+    let config = TrainConfig { optimizer: adam, ..config(far) };
+    let layout: Layout = "far=2".parse().unwrap();
+    let losses = Local::run_shared(2, |comm| {
+        let mut model = Setup::default().parallel(comm, &layout, None)?;
+        let mut trainer = Trainer::new(&mut model, Arc::new(ALL), config.clone())?;
+        trainer.run_until(3, &mut NoObserver)?;
+        Ok(trainer.evaluate_on(&ALL)?)
+    });
+    let losses = losses.unwrap();
+    assert!((losses[0] - losses[1]).abs() > 1e-6, "before an average, groups differ: {losses:?}");
+}
