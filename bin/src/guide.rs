@@ -22,6 +22,7 @@ chapters! {
     Sharding: "book/src/fsdp.md",
     TensorParallelism: "book/src/tensor-parallel.md",
     ContextParallelism: "book/src/context-parallel.md",
+    GroupsFarApart: "book/src/far.md",
     Pipelines: "book/src/pipeline.md",
     Data: "book/src/data.md",
     Checkpoints: "book/src/checkpoints.md",

@@ -39,6 +39,9 @@ const EXPERT_LAYOUTS: [&str; 10] = [
     "shard=2",
     "cp=2,ep=2",
 ];
+/// Layouts of two groups that train on their own.
+const FAR_LAYOUTS: [&str; 6] =
+    ["far=2,dp=2", "far=2", "far=2,pp=2", "far=2,tp=2", "far=2,shard=2", "far=2,cp=2"];
 /// Rows of the text; not a multiple of the rows per step.
 const ROWS: usize = 36;
 /// Relative difference of f32 losses: each layout adds in another order, so parameters drift apart. Ten times the
@@ -115,10 +118,10 @@ fn saved(folder: &Folder) -> Option<(u64, u64)> {
     Some((json["step"].as_u64()?, json["epoch"].as_u64()?))
 }
 
-/// A killed run must resume with the next rows: if one were repeated or skipped, the losses would differ from those
+/// `undisturbed` is the layout of a run without kills. A killed run must resume with the next rows: if one were repeated or skipped, the losses would differ from those
 /// of an undisturbed run, as each step has different rows. A kill may hit computation, the writing of a checkpoint
 /// (after each step, in the background) or startup; a checkpoint that can be loaded must exist at any time.
-fn go_on_after_kills(layouts: &[&str], options: fn(&Folder, &str, usize) -> Vec<String>) {
+fn go_on_after_kills(undisturbed: &str, layouts: &[&str], options: fn(&Folder, &str, usize) -> Vec<String>) {
     let kills = std::env::var(KILLS.0).map_or(KILLS.1, |kills| kills.parse().unwrap());
     // An attempt completes a few steps, or is killed before the first one.
     let steps = 4 * kills + 6;
@@ -126,7 +129,8 @@ fn go_on_after_kills(layouts: &[&str], options: fn(&Folder, &str, usize) -> Vec<
     fs::write(folder.path("text.txt"), rows()).unwrap();
     let [whole, lines, dir] = ["whole.jsonl", "m.jsonl", "checkpoints"].map(|name| folder.argument(name));
     let arguments = |lines: &str| options(&folder, lines, steps);
-    PRETRAIN.succeed(&borrowed(&arguments(&whole)));
+    let mesh = ["--mesh", undisturbed];
+    PRETRAIN.succeed(&[&borrowed(&arguments(&whole))[..], &mesh].concat());
     let expected = curve(&folder.path("whole.jsonl"));
     assert_eq!(expected.len(), steps);
     let tells = |pair: &[(u64, u64, f64)]| (pair[0].2 - pair[1].2).abs() > TOLERANCE;
@@ -152,7 +156,7 @@ fn go_on_after_kills(layouts: &[&str], options: fn(&Folder, &str, usize) -> Vec<
         at.extend(saved(&folder));
     }
     let own = arguments(&lines);
-    PRETRAIN.succeed(&[&borrowed(&own)[..], &keep].concat());
+    PRETRAIN.succeed(&[&borrowed(&own)[..], &keep, &mesh].concat());
     let got = curve(&folder.path("m.jsonl"));
     assert_eq!(got.len(), steps);
     let mut worst = 0f64;
@@ -170,12 +174,20 @@ fn go_on_after_kills(layouts: &[&str], options: fn(&Folder, &str, usize) -> Vec<
 
 #[test]
 fn a_run_that_is_killed_goes_on_in_other_layouts() {
-    go_on_after_kills(&LAYOUTS, common);
+    go_on_after_kills("dp=1", &LAYOUTS, common);
 }
 
 #[test]
 fn a_run_with_experts_that_is_killed_goes_on_in_other_layouts() {
-    go_on_after_kills(&EXPERT_LAYOUTS, with_experts);
+    go_on_after_kills("dp=1", &EXPERT_LAYOUTS, with_experts);
+}
+
+/// Each group has its own parameters and state between two averages.
+#[test]
+fn groups_that_are_killed_go_on_in_other_layouts() {
+    go_on_after_kills("far=2", &FAR_LAYOUTS, |folder, lines, steps| {
+        [common(folder, lines, steps), ["--far-every", "3"].map(String::from).to_vec()].concat()
+    });
 }
 
 /// Returns the folder of a checkpoint that is still being written.

@@ -27,6 +27,7 @@ mod language;
 mod language_elastic;
 mod language_errors;
 mod language_experts;
+mod language_far;
 mod language_folders;
 mod language_labels;
 mod language_options;

@@ -50,12 +50,13 @@ const DOCUMENTS: [Case; 7] = [
 /// A small language model; half of the runs evaluate after every few steps, so that some stops hit an evaluation.
 const SMALL: [&str; 10] =
     ["--layers", "2", "--hidden", "32", "--heads", "4", "--length", "16", "--batch-size", "8"];
-const LAYOUTS: [&[&str]; 7] = [
+const LAYOUTS: [&[&str]; 8] = [
     &["--mesh", "dp=2"],
     &["--mesh", "shard=2", "--evaluate-every", "3"],
     &["--mesh", "tp=2"],
     &["--mesh", "pp=2", "--evaluate-every", "3"],
     &["--mesh", "pp=2,dp=2"],
+    &["--mesh", "far=2,dp=2", "--far-every", "2"],
     &["--mesh", "shard=2,tp=2"],
     &["--elastic", "1:2", "--evaluate-every", "3"],
 ];

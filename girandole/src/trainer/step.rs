@@ -96,7 +96,7 @@ impl<M: Model> Trainer<'_, M> {
             loss_scale,
             skipped: step.skipped,
             learning_rate,
-            targets: step.preferences.map_or(step.targets, |pairs| pairs.tokens),
+            targets: step.preferences.map_or(step.targets, |pairs| pairs.tokens) * self.model.layout().far,
             preferences: step.preferences,
             // The run adds the time since the last step.
             seconds: -check.seconds,

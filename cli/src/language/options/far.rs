@@ -3,7 +3,8 @@
 use clap::{Args, ValueEnum};
 use girandole::{FarConfig, FarPrecision, Layout};
 
-use super::{TrainOptions, momentum};
+use super::TrainOptions;
+use super::optimizer::momentum;
 use crate::error::{Error, Result};
 use crate::options::{count, learning_rate};
 

@@ -30,8 +30,8 @@ use balance::BalanceOption;
 pub(super) use balance::balance_name;
 use far::FarOptions;
 pub(crate) use mesh::{in_terms_of_mesh, layout_of, ranks_of};
+use optimizer::OptimizerOptions;
 pub(super) use optimizer::adjust_name;
-use optimizer::{OptimizerOptions, momentum};
 
 /// How the learning rate falls after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -71,7 +71,7 @@ fn betas(text: &str) -> std::result::Result<(f64, f64), &'static str> {
     both.ok_or("give two numbers from 0 to below 1, such as 0.9,0.95")
 }
 
-fn momentum(text: &str) -> std::result::Result<f64, &'static str> {
+pub(super) fn momentum(text: &str) -> std::result::Result<f64, &'static str> {
     let momentum = text.parse().ok().filter(|momentum: &f64| (0.0..1.0).contains(momentum));
     momentum.ok_or("give a number from 0 to below 1, such as 0.95")
 }
