@@ -42,6 +42,11 @@ impl FarGroups {
         self.across.world_size()
     }
 
+    /// Waits until all groups have come so far. Before a checkpoint: one of which each group has its own is then always complete.
+    pub(crate) fn wait_for_all(&self) -> Result<()> {
+        Ok(self.world.run(Operation::Barrier)?)
+    }
+
     /// Returns the sum of the groups' tensors, the same to the bit on each, and what of this group's own it has not. Each of
     /// `copies` gives the same tensor, and sends a part of it.
     pub(super) fn sum(

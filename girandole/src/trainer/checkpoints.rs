@@ -13,7 +13,7 @@ use super::consistency::{CheckpointExtra, check_resume};
 use super::saver::{BackgroundSaver, Writing};
 use super::{CheckpointPlan, Done, Observer, ObserverState, Stop, StopCheck, Trainer};
 use crate::agreement::all_agree;
-use crate::far::checkpoints as far;
+use crate::far::{FarGroups, checkpoints as far};
 use crate::{Error, Result};
 
 /// The checkpoints of a run.
@@ -244,12 +244,14 @@ impl<M: Model> Trainer<'_, M> {
         let sampler = serde_json::to_value(self.batches.state())
             .map_err(|error| Error::invalid("a checkpoint", "state", error.to_string()))?;
         let optimizer = self.config.optimizer.name().to_string();
-        let extra = CheckpointExtra { data, optimizer, settings, observer: values };
+        let far = self.model.far().map(FarGroups::count);
+        let extra = CheckpointExtra { data, optimizer, far, settings, observer: values };
         let checkpoint = extra.at(self.batches.epoch(), self.done.step as u64, sampler, tensors)?;
         let (step, folder) = match &mut self.checkpoints.writer {
             Writer::InBackground(saver) => {
                 // Before another copy is made, so that there is only one in memory.
                 let folder = saver.wait()?;
+                self.model.far().map_or(Ok(()), FarGroups::wait_for_all)?;
                 let snapshot = self.model.snapshot_later(Some(&self.optimizer));
                 let snapshot = all_agree(&**self.model.mesh().world(), snapshot)?;
                 // The optimizer's next step waits until the copy is made; forward and backward do not.
@@ -257,6 +259,7 @@ impl<M: Model> Trainer<'_, M> {
                 (self.checkpoints.begun, folder)
             }
             Writer::BetweenSteps | Writer::Abandoned { .. } => {
+                self.model.far().map_or(Ok(()), FarGroups::wait_for_all)?;
                 let folder = self.model.save_checkpoint(checkpoints, Some(&self.optimizer), &checkpoint)?;
                 (self.done.step, Some(folder))
             }

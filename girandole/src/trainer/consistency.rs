@@ -22,6 +22,9 @@ pub struct CheckpointExtra {
     /// Name of the optimizer; empty if the program compares it itself.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub optimizer: String,
+    /// Number of groups that train on their own, if there are several: each has checkpoints of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub far: Option<usize>,
     /// The program's settings by name.
     #[serde(default)]
     pub settings: BTreeMap<String, String>,
