@@ -31,7 +31,8 @@ pub struct StepReport {
     pub skipped: bool,
     /// The learning rate of the step.
     pub learning_rate: f64,
-    /// Number of targets that counted; of pairs, that of their answers' tokens.
+    /// Number of targets that counted; of pairs, that of their answers' tokens. With `far`, those of this group times the number of
+    /// groups.
     pub targets: usize,
     /// What was found of pairs, if the rows have them.
     pub preferences: Option<PreferenceReport>,
