@@ -85,10 +85,11 @@ pub use {
 
 pub use batch::Batch;
 pub use error::{Error, Result};
-pub use far::{FarAverage, FarConfig, FarGroups, FarPrecision};
+pub use far::{FarAverage, FarConfig, FarPrecision};
 pub use layout::Layout;
 pub use parallel::{
-    Evaluation, ExpertBalance, ExpertLoad, Parallel, ParallelConfig, PreferenceReport, StagesForward, Step,
+    Evaluation, ExpertBalance, ExpertLoad, FarGroups, Parallel, ParallelConfig, PreferenceReport,
+    StagesForward, Step,
 };
 pub use strategy::{DistributedModel, checkpoint};
 pub use tensor_parallel::Weights as InitialWeights;

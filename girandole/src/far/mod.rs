@@ -4,7 +4,7 @@
 //! Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models" (2023).
 
 pub(crate) mod checkpoints;
-mod groups;
+mod exchange;
 mod quantized;
 
 use std::collections::HashMap;
@@ -17,8 +17,9 @@ use serde::{Deserialize, Serialize};
 use training::DeferredCopy;
 use training::build::Model;
 
+use self::exchange::sum_over_groups;
+use crate::parallel::FarGroups;
 use crate::{Error, Parallel, Result};
-pub use groups::FarGroups;
 pub use quantized::FarPrecision;
 
 /// How groups of a layout with `far` average what they have learned.
@@ -199,7 +200,7 @@ impl FarAverage {
         };
         let changes = self.slots[bucket.clone()].iter().map(change);
         let changes = Tensor::cat(&changes.collect::<candle_core::Result<Vec<_>>>()?, 0)?;
-        let (mean, errors) = self.groups.sum(&changes, &*self.copies, self.config.precision)?;
+        let (mean, errors) = sum_over_groups(&self.groups, &changes, &*self.copies, self.config.precision)?;
         let (FarConfig { learning_rate, momentum, .. }, mut begin) = (self.config, 0);
         for slot in &mut self.slots[bucket] {
             let (shape, len) = (slot.var.shape().clone(), slot.var.elem_count());

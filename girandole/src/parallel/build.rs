@@ -15,11 +15,11 @@ use training::build::{Builder, Model, RangeReader, Recompute, UnitPlace, UnitSou
 use training::{LossScaler, OnMissingGradient};
 
 use super::axes::{Axes, length_of};
+use super::far_groups::FarGroups;
 use super::pieces::tie_roots;
 use super::stages::{PassedOn, Stages, WithoutLastUnit};
 use super::trained::trained;
 use super::{Kind, Parallel, ParallelConfig, Remake};
-use crate::far::FarGroups;
 use crate::{Error, Layout, Result};
 
 /// Creates a model from its parameters.

@@ -7,6 +7,7 @@ mod check_gradient;
 mod config;
 mod elastic;
 mod evaluate;
+mod far_groups;
 mod flat_shards;
 mod micro_batches;
 mod norm;
@@ -32,10 +33,10 @@ use training::internal::GradSums;
 use training::{LossScaler, named_vars};
 
 use crate::Layout;
-use crate::far::FarGroups;
 
 pub use balance::{ExpertBalance, ExpertLoad};
 pub use config::{IsTrained, ParallelConfig};
+pub use far_groups::FarGroups;
 pub(crate) use micro_batches::{MicroBatch, Prepared, added};
 pub use preferences::PreferenceReport;
 pub use stages::StagesForward;

@@ -13,7 +13,8 @@ use super::consistency::{CheckpointExtra, check_resume};
 use super::saver::{BackgroundSaver, Writing};
 use super::{CheckpointPlan, Done, Observer, ObserverState, Stop, StopCheck, Trainer};
 use crate::agreement::all_agree;
-use crate::far::{FarGroups, checkpoints as far};
+use crate::far::checkpoints as far;
+use crate::parallel::FarGroups;
 use crate::{Error, Result};
 
 /// The checkpoints of a run.
