@@ -107,6 +107,8 @@ impl PreferenceConfig {
                 (value, [beta * by; 2])
             }
             PreferenceLoss::Orpo => {
+                // Odds of a probability of 1 would be infinite.
+                let means = means.map(|mean| mean.min(-LEAST_REST));
                 let odds = means.map(|mean| mean - log_of_rest(mean));
                 let log_odds = odds[0] - odds[1];
                 // The odds' derivative is 1 / (1 - p).
@@ -123,6 +125,9 @@ impl PreferenceConfig {
         (result, [by[0] / divisors[0], -by[1] / divisors[1]])
     }
 }
+
+/// The least that an odds ratio's probabilities are below 1: less than rounding in 32 bits.
+const LEAST_REST: f64 = 1e-9;
 
 /// `ln(1 + exp(x))`, without overflow.
 fn softplus(x: f64) -> f64 {
@@ -173,6 +178,26 @@ mod tests {
                         "{config:?} {sums:?} {slopes:?} {expected}"
                     );
                 }
+            }
+        }
+    }
+
+    /// Rounding makes log-probabilities of sure answers 0.
+    #[test]
+    fn sure_answers_have_finite_losses() {
+        for loss in [PreferenceLoss::Orpo, PreferenceLoss::SimPo] {
+            let config = PreferenceConfig { loss, ..PreferenceConfig::default() };
+            for sums in [[0.0, -2.0], [-2.0, 0.0], [0.0, 0.0], [1e-12, -400.0], [-400.0, 0.0]] {
+                let of_pair = |pair| {
+                    config.of_pair(&pair, &PairSums { sums, counts: [3.0, 5.0], ..PairSums::default() })
+                };
+                let (found, slopes) = of_pair(Pair { answers: [0, 0], reference: [0.0; 2] });
+                assert!(found.loss.is_finite(), "{config:?} {sums:?} {}", found.loss);
+                let have_signs = slopes[0] <= 0.0 && slopes[1] >= 0.0;
+                assert!(
+                    have_signs && slopes.iter().all(|slope| slope.is_finite()),
+                    "{config:?} {sums:?} {slopes:?}"
+                );
             }
         }
     }
