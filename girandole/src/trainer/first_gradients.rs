@@ -21,13 +21,14 @@ impl<M: Model> Trainer<'_, M> {
     /// Checks the gradients of the first step of a new run, where it costs little.
     pub(super) fn check_first_gradients(&mut self, batch: &Batch, step: &Step) -> Result<CheckTime> {
         let (began, before) = (Instant::now(), self.model.stats());
-        let (config, ranks) = (&self.config.gradient_check, self.model.data_ranks().world_size());
+        let config = &self.config.gradient_check;
         // In 16 bits nothing could be told apart from rounding.
         let is_wide = matches!(self.model.config().dtype, DType::F32 | DType::F64);
         if config.on_lost == OnMissingGradient::Ignore || step.skipped || !is_wide {
             return Ok(CheckTime::default());
         }
-        let work = self.model.parameter_count()? as u64 * (step.targets / ranks) as u64;
+        // By places, since targets may be documents or pairs.
+        let work = self.model.parameter_count()? as u64 * batch.input.elem_count() as u64;
         if work > self.config.gradient_check_work {
             tracing::debug!("gradients are not checked: {work} multiplications a pass are too many");
             return Ok(CheckTime::default());

@@ -71,8 +71,12 @@ impl PreferenceData {
     /// Rows of pairs.
     ///
     /// # Errors
-    /// Numbers that no loss has.
+    /// Numbers that no loss has; rows that are not of pairs.
     pub fn new(rows: Arc<Rows>, config: PreferenceConfig) -> crate::Result<Self> {
+        if !rows.has_pairs() {
+            let got = format!("{} rows that are not of pairs", rows.len());
+            return Err(Error::invalid("the data of a loss of pairs", got, "set RowsConfig::pairs"));
+        }
         Preferences::new(config, Vec::new()).map_err(candle_core::Error::from)?;
         Ok(Self { rows, config, reference: Arc::default() })
     }
