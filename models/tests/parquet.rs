@@ -5,8 +5,8 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use models::Tokenizer;
 use models::tokens::{ChatTemplate, Data, DataConfig, Piece, TextEncoder, TextSource, TokenWriter};
+use models::{LabelsConfig, Problem, Tokenizer};
 use parquet::basic::Compression;
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
 use parquet::file::properties::WriterProperties;
@@ -176,6 +176,53 @@ fn completions_are_those_of_json_lines() {
     )
     .unwrap();
     assert_ne!(fingerprint(&table, None), fingerprint(&lines, None));
+}
+
+#[test]
+fn labels_are_those_of_json_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let labels = LabelsConfig {
+        names: vec!["no".into(), "yes".into()],
+        problem: Problem::SingleLabel,
+        pad_token: None,
+    };
+    let rows = [("a", 1), ("b c", 0)];
+    let open = |name: &str| {
+        let tokenizer = Tokenizer::bytes().unwrap();
+        let config = DataConfig {
+            tokenizer: Some(&tokenizer),
+            length: Some(8),
+            is_padded: true,
+            labels: Some(&labels),
+            ..DataConfig::default()
+        };
+        Data::open(&[path(name).display().to_string().parse().unwrap()], &config).unwrap().fingerprint()
+    };
+    for (text, label) in [("text", "label"), ("prompt", "labels")] {
+        let schema =
+            format!("message schema {{ REQUIRED INT64 {label}; REQUIRED BYTE_ARRAY {text} (STRING); }}");
+        let schema = Arc::new(parse_message_type(&schema).unwrap());
+        let file = File::create(path("l.parquet")).unwrap();
+        let mut writer = SerializedFileWriter::new(file, schema, Arc::default()).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<Int64Type>().write_batch(&rows.map(|(_, label)| label), None, None).unwrap();
+        column.close().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        column
+            .typed::<ByteArrayType>()
+            .write_batch(&rows.map(|(text, _)| ByteArray::from(text)), None, None)
+            .unwrap();
+        column.close().unwrap();
+        group.close().unwrap();
+        writer.close().unwrap();
+        let lines = rows.map(|row| serde_json::json!({ text: row.0, label: row.1 }).to_string() + "\n");
+        std::fs::write(path("l.jsonl"), lines.concat()).unwrap();
+        let lines = rows.map(|row| format!("{},{}\n", row.1, row.0)).concat();
+        std::fs::write(path("l.csv"), format!("{label},{text}\n{lines}")).unwrap();
+        assert_eq!([open("l.parquet"), open("l.csv")], [open("l.jsonl"), open("l.jsonl")], "{text} {label}");
+    }
 }
 
 #[test]

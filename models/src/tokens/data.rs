@@ -244,12 +244,13 @@ fn text(path: &Path, config: &DataConfig<'_>) -> Result<TokenFile> {
     tokenizer.check_size(config.vocab_size)?;
     let template = ChatTemplate::of(config.template, config.folder)?;
     let mut encoder = TextEncoder::new(tokenizer, template)?;
-    let mut source = match config.pairs {
-        true => TextSource::open_pairs(path)?,
-        false => TextSource::open(path, config.field)?,
+    let mut source = match (config.pairs, config.labels) {
+        (true, _) => TextSource::open_pairs(path)?,
+        (false, Some(_)) => TextSource::open_labelled(path, config.field)?,
+        (false, None) => TextSource::open(path, config.field)?,
     };
     if let Some(labels) = config.labels {
-        (encoder, source) = (encoder.with_labels(labels), source.with_labels()?);
+        encoder = encoder.with_labels(labels);
     }
     let mut writer = TokenWriter::unnamed(path, tokenizer.len(), tokenizer.end_of_text())?;
     encoder.write(&mut source, &mut writer, |_| {})?;

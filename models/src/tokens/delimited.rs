@@ -8,7 +8,7 @@ use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
 use minijinja::Value;
 
 use super::input::Input;
-use super::record::listed;
+use super::record::{column_help, listed};
 
 /// Maximum bytes of a row.
 const LONGEST_ROW: usize = 256 << 20;
@@ -44,8 +44,8 @@ impl Table {
             return Err(format!("its first line has several columns `{twice}`; rename all but one"));
         }
         if !table.names.is_empty() && !table.names.iter().any(|name| wanted.contains(&&**name)) {
-            let (wanted, held) = (listed(wanted), table.names.join(", "));
-            return Err(format!("its first line has no column {wanted}, but {held}; name one with --field"));
+            let (listed, held, help) = (listed(wanted), table.names.join(", "), column_help(wanted));
+            return Err(format!("its first line has no column {listed}, but {held}; {help}"));
         }
         Ok(table)
     }

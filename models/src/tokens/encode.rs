@@ -59,7 +59,7 @@ impl<'a> TextEncoder<'a> {
         Ok(Self { tokenizer, template, labels: None, before, after })
     }
 
-    /// Encodes documents with labels, of a source that is read [for them](TextSource::with_labels).
+    /// Encodes documents with labels, of a source that is read [for them](TextSource::open_labelled).
     #[must_use]
     pub fn with_labels(self, labels: &'a LabelsConfig) -> Self {
         Self { labels: Some(labels), ..self }

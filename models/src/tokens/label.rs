@@ -52,7 +52,10 @@ fn several(items: &[Value], labels: &LabelsConfig) -> Result<Vec<f32>, String> {
     for item in items {
         let place = &mut applies[id(item, labels)?];
         if *place != 0.0 {
-            return Err(format!("label {} is there twice; give each that applies once", shown(item)));
+            return Err(format!(
+                "label {} is there twice; give each that applies once, or a number for each label of the model, such as 1.0 or 0.0",
+                shown(item)
+            ));
         }
         *place = 1.0;
     }

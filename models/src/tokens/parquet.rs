@@ -13,7 +13,7 @@ use parquet::record::reader::RowIter;
 use parquet::record::{Field, Row};
 use parquet::schema::types::Type;
 
-use super::record::{COMPLETION, PROMPT, listed};
+use super::record::{COMPLETION, PROMPT, column_help, listed};
 
 /// Parquet file, of which only the needed columns are read.
 pub(super) struct Table {
@@ -34,8 +34,8 @@ impl Table {
         let found: Vec<Arc<Type>> = names.iter().filter_map(|name| column(name)).collect();
         if found.is_empty() {
             let held: Vec<&str> = schema.get_fields().iter().map(|column| column.name()).collect();
-            let (names, held) = (listed(names), held.join(", "));
-            return Err(format!("there is no column {names}, but {held}; name one with --field"));
+            let (listed, held, help) = (listed(names), held.join(", "), column_help(names));
+            return Err(format!("there is no column {listed}, but {held}; {help}"));
         }
         let is_found = |name: &str| found.iter().any(|found| found.name() == name);
         let prompt = column(PROMPT).filter(|_| is_found(COMPLETION) && !is_found(PROMPT));

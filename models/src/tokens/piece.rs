@@ -29,7 +29,7 @@ pub enum Piece {
         /// Never empty.
         completion: String,
     },
-    /// A whole text or conversation with its label, of a source that is read [for labels](super::TextSource::with_labels).
+    /// A whole text or conversation with its label, of a source that is read [for labels](super::TextSource::open_labelled).
     Labelled {
         /// What has the label.
         document: Box<Piece>,

@@ -17,6 +17,13 @@ pub(super) const REJECTED: &str = "rejected";
 pub(super) const OF_PAIRS: [&str; 3] = [CHOSEN, REJECTED, PROMPT];
 /// Fields of a record that are looked for by default.
 pub(super) const NAMES: [&str; 3] = [TEXT, MESSAGES, COMPLETION];
+/// Fields of a record that may hold its label.
+pub(super) const LABELS: [&str; 2] = ["label", "labels"];
+
+/// Returns what to do about a table that has none of these columns.
+pub(super) fn column_help(names: &[&str]) -> &'static str {
+    if names == OF_PAIRS { "a pair has `chosen` and `rejected`" } else { "name one with --field" }
+}
 
 /// Returns the document of a record; `None` if it is empty. `null_is_empty` is for rows of tables, which have all
 /// columns.
@@ -110,9 +117,6 @@ pub(super) fn labelled(record: &Value, field: Option<&str>) -> Result<Piece, Str
         None => Err("it has a label, and no text".into()),
     }
 }
-
-/// Fields of a record that may hold its label.
-const LABELS: [&str; 2] = ["label", "labels"];
 
 /// Returns the label of a record.
 ///

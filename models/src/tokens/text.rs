@@ -120,6 +120,22 @@ impl TextSource {
         Ok(Self { has_pairs: true, ..source })
     }
 
+    /// Opens documents with labels: each record also has a field `label` or `labels`, and its document may be a `prompt` alone.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open); a file of one text.
+    pub fn open_labelled(path: &Path, field: Option<&str>) -> Result<Self> {
+        let default = || [&record::NAMES[..], &[record::PROMPT]].concat();
+        let names = field.map_or_else(default, |field| vec![field]);
+        let source = Self::with_names(path, field, &[&names[..], &record::LABELS].concat())?;
+        match source.is_one_document() {
+            true => Err(source.refuse(
+                "it is one text, without labels: give JSON lines with `text` and `label`, or a table",
+            )),
+            false => Ok(Self { has_labels: true, ..source }),
+        }
+    }
+
     fn with_names(path: &Path, field: Option<&str>, names: &[&str]) -> Result<Self> {
         let mut input = Input::open(path)?;
         let (bytes, field) = (input.size, field.map(str::to_string));
@@ -151,19 +167,6 @@ impl TextSource {
         };
         input.bytes.consume(mark);
         Ok(source(Some(input), mark as u64, kind))
-    }
-
-    /// Reads documents with labels: each record also has a field `label` or `labels`, and its document may be a `prompt` alone.
-    ///
-    /// # Errors
-    /// A file of one text.
-    pub fn with_labels(self) -> Result<Self> {
-        match self.is_one_document() {
-            true => Err(self.refuse(
-                "it is one text, without labels: give JSON lines with `text` and `label`, or a table",
-            )),
-            false => Ok(Self { has_labels: true, ..self }),
-        }
     }
 
     #[cfg(feature = "parquet")]

@@ -92,11 +92,14 @@ fn pairs_stay_together() {
     };
     // Of 8, 12, 20 and 6 tokens.
     let content: String = [3, 5, 9, 2].map(line).concat();
+    for too_long in [TooLong::Cut, TooLong::Truncate, TooLong::Drop] {
+        let rows = open(folder.path(), "a.jsonl", &content, 18, too_long).unwrap();
+        let lengths: Vec<Vec<u32>> = (0..rows.len()).map(|row| rows.get(row).unwrap().documents).collect();
+        assert_eq!(lengths, [vec![4, 4], vec![6, 6, 3, 3]], "{too_long}");
+        let report = rows.packing().unwrap();
+        assert_eq!((report.documents, report.cut, report.dropped), (4, 0, 1), "{too_long}");
+    }
     let rows = open(folder.path(), "a.jsonl", &content, 18, TooLong::default()).unwrap();
-    let lengths: Vec<Vec<u32>> = (0..rows.len()).map(|row| rows.get(row).unwrap().documents).collect();
-    assert_eq!(lengths, [vec![4, 4], vec![6, 6, 3, 3]]);
-    let report = rows.packing().unwrap();
-    assert_eq!((report.documents, report.cut, report.dropped), (4, 0, 1));
     let error = open(folder.path(), "a.jsonl", &content, 18, TooLong::Error).unwrap_err().to_string();
     assert!(error.contains("pair 3 has 20 tokens, and rows have 18"), "{error}");
     // A fingerprint tells pairs from the same documents.
@@ -135,6 +138,8 @@ fn what_is_no_pair_is_refused() {
         let error = refuse(&content);
         assert!(error.contains("line 1: ") && error.contains(said), "{content}: {error}");
     }
+    let error = open(folder.path(), "a.csv", "text\na\n", 64, TooLong::default()).unwrap_err().to_string();
+    assert!(error.ends_with("but text; a pair has `chosen` and `rejected`"), "{error}");
     let tokenizer = Tokenizer::bytes().unwrap();
     let config = DataConfig { tokenizer: Some(&tokenizer), ..DataConfig::default() };
     let path = folder.path().join("a.jsonl");

@@ -37,10 +37,16 @@ impl Whole {
     pub(in super::super) fn new(file: &TokenFile, len: u64, too_long: TooLong, pairs: bool) -> Result<Self> {
         let (windows, group) = (file.documents().div_ceil(WINDOW), if pairs { 2 } else { 1 });
         if !file.documents().is_multiple_of(group) {
-            return Err(file.refuse(format!("its {} documents are no pairs", file.documents())));
+            return Err(file.refuse(format!(
+                "it has {} documents, and a pair is two: give a file with the chosen and the rejected answer of each pair",
+                file.documents()
+            )));
         }
-        // A part of a pair would be none.
-        let too_long = if pairs && too_long == TooLong::Cut { TooLong::Drop } else { too_long };
+        // A cut pair cannot be compared.
+        let too_long = match too_long {
+            TooLong::Cut | TooLong::Truncate if pairs => TooLong::Drop,
+            _ => too_long,
+        };
         let counted = (0..windows).into_par_iter().map(|window| {
             let bounds = bounds(file, window, group)?;
             if too_long == TooLong::Error {
