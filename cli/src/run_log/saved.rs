@@ -29,8 +29,12 @@ impl RunLog<'_> {
     pub(crate) fn saved(&self) -> girandole::Result<ObserverState> {
         let (state, losses) = self.state();
         // JSON cannot represent non-finite numbers.
-        let evaluations = self.evaluations.iter().filter(|evaluation| evaluation.loss.is_finite());
-        let kept = SavedLog { log: state, evaluations: evaluations.cloned().collect() };
+        let mut evaluations = self.evaluations.clone();
+        evaluations.retain(|evaluation| evaluation.loss.is_finite());
+        for evaluation in &mut evaluations {
+            evaluation.measures.retain(|_, measure| measure.is_finite());
+        }
+        let kept = SavedLog { log: state, evaluations };
         let values = serde_json::to_value(kept).map_err(comm::carry)?;
         let mut tensors = HashMap::new();
         if !losses.is_empty() {
@@ -68,5 +72,28 @@ impl RunLog<'_> {
         self.curves.resume_quantities(quantities.into_iter().map(|(_, name, values)| (name, values)));
         self.evaluations = kept.evaluations;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::LogConfig;
+    use super::*;
+
+    /// Such as the correlation with targets that are all equal.
+    #[test]
+    fn measures_that_are_no_numbers_are_left_out() {
+        let log = || RunLog::new(&LogConfig { keep: true, muted: true, ..LogConfig::default() }, None);
+        let evaluation = |measures: &[(&str, f64)]| {
+            let measures = measures.iter().map(|(name, measure)| (name.to_string(), *measure)).collect();
+            Evaluation { step: 1, loss: 2.0, measures, ..Evaluation::default() }
+        };
+        let (mut before, mut after) = (log(), log());
+        before.evaluations = vec![
+            evaluation(&[("pearson", f64::NAN), ("mse", 0.5)]),
+            Evaluation { loss: f64::NAN, ..evaluation(&[]) },
+        ];
+        after.restore(1, before.saved().unwrap()).unwrap();
+        assert_eq!(after.evaluations, [evaluation(&[("mse", 0.5)])]);
     }
 }
