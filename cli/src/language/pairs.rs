@@ -12,6 +12,8 @@ use crate::error::Result;
 
 /// Prefix of the names of the evaluation's tensors.
 const EVALUATION: &str = "evaluation_";
+/// Number of characters of a fingerprint in names.
+const FINGERPRINT: usize = 12;
 
 /// The rows that a run trains and evaluates on, which may be pairs. Clones share the reference.
 #[derive(Clone)]
@@ -51,22 +53,22 @@ impl RunData {
         }
     }
 
-    /// All pairs, each with the prefix of its tensors' names.
-    fn all(&self) -> impl Iterator<Item = (&'static str, &PreferenceData)> {
-        let named = [("", &self.pairs), (EVALUATION, &self.evaluation_pairs)];
-        named.into_iter().filter_map(|(name, pairs)| Some((name, pairs.as_ref()?)))
-    }
-
-    /// Number of rows whose pairs are compared with the reference.
-    fn rows_of(&self, name: &str) -> usize {
-        if name == EVALUATION { self.evaluate_rows } else { usize::MAX }
+    /// All pairs, each with the prefix of its tensors' names, and the number of rows that are compared with the reference.
+    fn all(&self) -> impl Iterator<Item = (String, usize, &PreferenceData)> {
+        let training = self.pairs.iter().map(|pairs| (String::new(), usize::MAX, pairs));
+        // A run may go on with another file to evaluate on, whose reference is another.
+        let evaluation = self.evaluation_pairs.iter().map(|pairs| {
+            let rows: String = pairs.fingerprint().chars().take(FINGERPRINT).collect();
+            (format!("{EVALUATION}{rows}_"), self.evaluate_rows, pairs)
+        });
+        training.chain(evaluation)
     }
 
     /// Adds the reference to what a checkpoint keeps.
     pub(super) fn add_to(&self, state: &mut ObserverState) -> girandole::Result<()> {
-        for (name, pairs) in self.all() {
+        for (name, _, pairs) in self.all() {
             if let Some(reference) = pairs.reference() {
-                reference.add_to(name, &mut state.tensors)?;
+                reference.add_to(&name, &mut state.tensors)?;
             }
         }
         Ok(())
@@ -74,10 +76,10 @@ impl RunData {
 
     /// Takes the reference out of what a checkpoint keeps, if it has it.
     pub(super) fn take_from(&self, state: &mut ObserverState) -> girandole::Result<()> {
-        for (name, pairs) in self.all() {
-            let found = Reference::take_from(name, &mut state.tensors)?;
+        for (name, rows, pairs) in self.all() {
+            let found = Reference::take_from(&name, &mut state.tensors)?;
             // The run of a checkpoint may have evaluated fewer rows.
-            if let Some(reference) = found.filter(|reference| reference.covers(self.rows_of(name))) {
+            if let Some(reference) = found.filter(|reference| reference.covers(rows)) {
                 pairs.set_reference(reference)?;
             }
         }
@@ -86,7 +88,7 @@ impl RunData {
 
     /// Whether pairs are not compared with a reference yet.
     pub(super) fn lacks_reference(&self) -> bool {
-        self.all().any(|(_, pairs)| pairs.reference().is_none())
+        self.all().any(|(.., pairs)| pairs.reference().is_none())
     }
 
     /// Computes the log-probabilities that it lacks, of a reference. Every rank must call it.
@@ -95,10 +97,61 @@ impl RunData {
         reference: &mut Parallel<CausalLm>,
         batch_size: usize,
     ) -> girandole::Result<()> {
-        for (name, pairs) in self.all().filter(|(_, pairs)| pairs.reference().is_none()) {
-            let (data, rows) = (pairs.without_reference(), self.rows_of(name));
+        for (_, rows, pairs) in self.all().filter(|(.., pairs)| pairs.reference().is_none()) {
+            let data = pairs.without_reference();
             pairs.set_reference(pair_log_probs(reference, &data, rows, batch_size)?.into())?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use models::Tokenizer;
+    use models::tokens::DataConfig;
+
+    use super::*;
+
+    fn rows(folder: &Path, chosen: &str) -> Arc<Rows> {
+        let path = folder.join(format!("{chosen}.jsonl"));
+        std::fs::write(&path, format!(r#"{{"prompt": "a ", "chosen": "{chosen}", "rejected": "no"}}"#))
+            .unwrap();
+        let tokenizer = Tokenizer::bytes().unwrap();
+        let config = DataConfig {
+            tokenizer: Some(&tokenizer),
+            pairs: true,
+            length: Some(32),
+            ..DataConfig::default()
+        };
+        Arc::new(models::tokens::Data::open(&[path.display().to_string().parse().unwrap()], &config).unwrap())
+    }
+
+    #[test]
+    fn another_evaluation_has_another_reference() {
+        let folder = tempfile::tempdir().unwrap();
+        let [one, other, training] = ["b", "c", "d"].map(|chosen| rows(folder.path(), chosen));
+        let of = |evaluation: &Arc<Rows>| {
+            let pairs = |rows: &Arc<Rows>| PreferenceData::new(rows.clone(), Default::default()).unwrap();
+            RunData {
+                rows: training.clone(),
+                evaluation: Some(evaluation.clone()),
+                pairs: Some(pairs(&training)),
+                evaluation_pairs: Some(pairs(evaluation)),
+                evaluate_rows: 1,
+            }
+        };
+        let before = of(&one);
+        for (.., pairs) in before.all() {
+            pairs.set_reference(vec![vec![[-1.0, -2.0]]].into()).unwrap();
+        }
+        for (evaluation, is_kept) in [(&one, true), (&other, false)] {
+            let (after, mut state) = (of(evaluation), ObserverState::default());
+            before.add_to(&mut state).unwrap();
+            after.take_from(&mut state).unwrap();
+            let known: Vec<bool> = after.all().map(|(.., pairs)| pairs.reference().is_some()).collect();
+            assert_eq!(known, [true, is_kept]);
+        }
     }
 }
