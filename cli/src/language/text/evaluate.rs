@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::console::say;
+use crate::console::{note, say};
 use crate::error::{Error, Result};
 use crate::options::count;
 use crate::start::{self, Start};
@@ -13,7 +13,7 @@ use comm::{Communicator, TcpConfig};
 use girandole::trainer::{self, Data};
 use girandole::{Batch, Layout, Parallel, ParallelConfig};
 use models::CausalLm;
-use models::tokens::{self, DataConfig, DataFile, IGNORE_INDEX, Piece, TextSource, TooLong};
+use models::tokens::{self, DataConfig, DataFile, IGNORE_INDEX, PackingReport, Piece, TextSource, TooLong};
 use serde::{Deserialize, Serialize};
 
 use super::layout::{LayoutOptions, alone, config, describe};
@@ -63,6 +63,8 @@ struct Text {
     layout: Layout,
     rows: Box<dyn Data>,
     length: usize,
+    /// What became of documents that are longer than rows.
+    truncated: Option<String>,
     /// Rows per batch of each rank (or group of ranks) that has different rows.
     rows_each: usize,
 }
@@ -74,6 +76,14 @@ struct Found {
     targets: usize,
     /// Of a model that labels documents: accuracy and the like.
     measures: Option<Vec<(String, f64)>>,
+    truncated: Option<String>,
+}
+
+/// The rows to evaluate.
+struct Opened {
+    rows: Box<dyn Data>,
+    length: usize,
+    truncated: Option<String>,
 }
 
 /// One text, cut into rows; positions beyond its end do not count.
@@ -153,15 +163,14 @@ impl EvaluateOptions {
             let help = format!("the model has {longest} positions");
             return Err(Error::Option { option: "--length", got: length.to_string(), help });
         }
-        let (rows, length) = self.rows(&opened)?;
+        let Opened { rows, length, truncated } = self.rows(&opened)?;
         // No more than there are: a batch of fewer is padded.
         let batch = self.batch_size.min(rows.rows());
         let rows_each = batch.div_ceil(layout.data_ranks()).next_multiple_of(layout.pp);
-        Ok(Text { opened, layout, rows, length, rows_each })
+        Ok(Text { opened, layout, rows, length, truncated, rows_each })
     }
 
-    /// Returns the rows, and their length.
-    fn rows(&self, opened: &OpenedModel) -> Result<(Box<dyn Data>, usize)> {
+    fn rows(&self, opened: &OpenedModel) -> Result<Opened> {
         let (path, model) = (self.data.clone(), opened.weights.config());
         let file = DataFile { path, weight: 1.0, tokens: None };
         // A file that cannot be read is refused where it is read as text.
@@ -182,7 +191,11 @@ impl EvaluateOptions {
             };
             let rows = tokens::Data::open(&[file], &config)?;
             let length = rows.row_len();
-            return Ok((Box::new(rows), length));
+            let cut = rows.packing().filter(|packing| model.labels.is_some() && packing.cut > 0);
+            let truncated = cut.map(|PackingReport { documents, cut, .. }| {
+                format!("{cut} of {documents} documents are longer than rows, and truncated to {length} tokens (--length)")
+            });
+            return Ok(Opened { rows: Box::new(rows), length, truncated });
         }
         let (mut source, mut all) = (TextSource::open(&self.data, None)?, String::new());
         while let Some(Piece::Text { text, .. }) = source.next_piece()? {
@@ -195,13 +208,13 @@ impl EvaluateOptions {
             return Err(Error::Option { option: "--data", got: format!("{} tokens", tokens.len()), help });
         }
         let length = self.length.unwrap_or(model.max_len.min(1024)).min(predicted);
-        Ok((Box::new(Document { tokens, length }), length))
+        Ok(Opened { rows: Box::new(Document { tokens, length }), length, truncated: None })
     }
 
     /// Returns what is measured, the same on every rank.
     fn measure(&self, text: Text, comm: &Arc<dyn Communicator>) -> Result<Found> {
         let device = &self.spread.device()?;
-        let Text { opened, layout, rows, length, rows_each } = text;
+        let Text { opened, layout, rows, length, truncated, rows_each } = text;
         let config = ParallelConfig {
             micro_batches: layout.pp,
             example: Some(Tensor::zeros((rows_each / layout.pp, length), DType::U32, device)?),
@@ -219,11 +232,12 @@ impl EvaluateOptions {
                 .map(|(name, measure)| (name.to_string(), measure))
                 .collect()
         });
-        Ok(Found { loss: found.loss, targets: found.targets, measures })
+        Ok(Found { loss: found.loss, targets: found.targets, measures, truncated })
     }
 }
 
-fn print_result(Found { loss, targets, measures }: &Found) -> Result<()> {
+fn print_result(Found { loss, targets, measures, truncated }: &Found) -> Result<()> {
+    truncated.iter().for_each(|line| note(format_args!("{line}")));
     if !loss.is_finite() {
         let help = "its weights or its training are broken, or --dtype and --precision too narrow for it";
         return Err(models::Error::Invalid {
