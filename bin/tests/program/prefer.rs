@@ -230,7 +230,8 @@ fn options_without_a_use_are_refused() {
         (&["--simpo-gamma", "1"], "--simpo-gamma: got 1; it is for --loss simpo"),
         (&["--loss", "orpo", "--reference", FIXTURE], "orpo and simpo compare with no reference"),
         (&["--packing", "stream"], "rows have whole pairs"),
-        (&["--too-long", "cut"], "a part of a pair is none"),
+        (&["--too-long", "cut"], "--too-long: got cut; a cut pair cannot be compared"),
+        (&["--too-long", "truncate"], "--too-long: got truncate; a cut pair cannot be compared"),
         (&["--field", "text"], "pairs are the fields"),
     ] {
         let given = ["--model", FIXTURE, "--data", &path, "--out", &out, "--length", "64"];

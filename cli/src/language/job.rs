@@ -49,6 +49,14 @@ pub trait Job: Clone {
         Ok(None)
     }
 
+    /// Returns the weights of the reference, if it is of another folder than the model.
+    ///
+    /// # Errors
+    /// Files that cannot be used.
+    fn other_reference(&self) -> Result<Option<Weights>> {
+        Ok(None)
+    }
+
     /// Returns further settings that affect what a run learns, by option.
     fn settings(&self) -> Vec<(String, String)> {
         Vec::new()

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use models::tokens::{Packing, TooLong};
 use models::{Lora, Tokenizer, Weights};
 use ops::{PreferenceConfig, PreferenceLoss};
 
@@ -110,16 +111,16 @@ impl PreferOptions {
             );
         }
         match options.packing {
-            Some(models::tokens::Packing::Whole) | None => {}
+            Some(Packing::Whole) | None => {}
             Some(packing) => {
                 return refuse("--packing", packing.to_string(), "rows have whole pairs: leave it out");
             }
         }
         match options.too_long {
-            Some(models::tokens::TooLong::Cut) => refuse(
+            Some(too_long @ (TooLong::Cut | TooLong::Truncate)) => refuse(
                 "--too-long",
-                "cut".into(),
-                "a part of a pair is none: give drop or error, or a greater --length",
+                too_long.to_string(),
+                "a cut pair cannot be compared: give drop or error, or a greater --length",
             ),
             _ => Ok(()),
         }
@@ -131,6 +132,9 @@ impl PreferOptions {
         let refuse = |help: String| {
             Err(Error::Option { option: "--reference", got: folder.display().to_string(), help })
         };
+        if reference.config().labels.is_some() {
+            return refuse("it labels documents: give a language model".into());
+        }
         let [own, other] = [&model, reference].map(|weights| weights.config().vocab_size);
         let tokenizers =
             [&self.finetune.model, &folder.to_path_buf()].map(|folder| folder.join("tokenizer.json"));
@@ -145,10 +149,6 @@ impl PreferOptions {
             return refuse(format!(
                 "it has {other} tokens, and --model has {own}: give one of the same vocabulary"
             ));
-        }
-        let (longest, length) = (reference.config().max_len, self.finetune.options.length.unwrap_or(0));
-        if longest < length {
-            return refuse(format!("it has {longest} positions: give a --length that it has positions for"));
         }
         Ok(())
     }
@@ -206,19 +206,22 @@ impl Job for PreferOptions {
         Ok(Some(Subject { weights, lora, tokenizer: None }))
     }
 
+    fn other_reference(&self) -> Result<Option<Weights>> {
+        Ok(self.reference.as_deref().map(Weights::folder).transpose()?)
+    }
+
     fn settings(&self) -> Vec<(String, String)> {
         let config = self.config();
-        let reference =
-            self.reference.as_ref().map_or_else(|| "--model".into(), |path| path.display().to_string());
-        [
+        // Another one is told by its weights.
+        let is_model = config.loss.needs_reference() && self.reference.is_none();
+        let reference = is_model.then(|| ("--reference".to_string(), "--model".to_string()));
+        let all = [
             ("--loss", value_name(&self.loss)),
             ("--beta", config.beta.to_string()),
             ("--label-smoothing", config.label_smoothing.to_string()),
             ("--simpo-gamma", config.simpo_gamma.to_string()),
-            ("--reference", reference),
-        ]
-        .map(|(name, value)| (name.to_string(), value))
-        .into()
+        ];
+        all.map(|(name, value)| (name.to_string(), value)).into_iter().chain(reference).collect()
     }
 
     fn model(&self) -> Option<&Path> {

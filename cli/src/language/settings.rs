@@ -18,14 +18,22 @@ use super::options::{TrainOptions, adjust_name, balance_name};
 /// What the settings call the model's configuration, and its weights below adapters.
 const MODEL: &str = "the model";
 const FROZEN: &str = "the frozen weights";
+/// What pairs are compared with, whose log-probabilities checkpoints hold.
+const REFERENCE: &str = "--reference";
 /// Weights that are trained, which checkpoints hold themselves: only ranks compare them.
 const BASE: &str = "the weights of --model";
 
 /// Returns the training configuration, with the settings by option name, and fingerprints of the model and, where it is
-/// given, of the weights in its folder.
-pub(super) fn train_config<J: Job>(job: &J, subject: &Subject, weights: Option<String>) -> TrainConfig {
+/// given, of the weights in its folder and in that of another reference.
+pub(super) fn train_config<J: Job>(
+    job: &J,
+    subject: &Subject,
+    weights: Option<String>,
+    reference: Option<String>,
+) -> TrainConfig {
     let config = config_of(J::NAME, job.options(), subject, weights);
-    let settings = config.settings.into_iter().chain(job.settings()).collect();
+    let reference = reference.map(|hash| (REFERENCE.into(), short(hash)));
+    let settings = config.settings.into_iter().chain(job.settings()).chain(reference).collect();
     TrainConfig { settings, ..config }
 }
 
@@ -41,7 +49,6 @@ fn config_of(
     let mut settings: BTreeMap<String, String> =
         of(options, &config).into_iter().map(|(name, value)| (format!("--{name}"), value)).collect();
     settings.insert("command".into(), command.into());
-    let short = |hash: String| hash.chars().take(12).collect::<String>();
     let model = subject.weights.config();
     settings.insert(MODEL.into(), format!("{} {}", model.family, short(model.fingerprint())));
     let name = if subject.lora.is_some() { FROZEN } else { BASE };
@@ -65,6 +72,10 @@ fn config_of(
         }
     }
     TrainConfig { settings, ..config }
+}
+
+fn short(hash: String) -> String {
+    hash.chars().take(12).collect()
 }
 
 /// Excludes options that do not affect results (the layout), and the rows, which are compared separately and must be
@@ -159,12 +170,13 @@ pub(super) fn note_changed_settings(changes: &[ChangedSetting]) {
     note(format_args!("other options than those of the checkpoint: {each}"));
 }
 
-/// Refuses a checkpoint whose run had another model: the checkpoint's numbers mean something else in this one.
+/// Refuses a checkpoint whose run had another model, or another reference: the checkpoint's numbers mean something else in this one.
 ///
 /// # Errors
 /// The option that names the checkpoint, and what differs.
 pub(super) fn refuse_another_model(changed: &[ChangedSetting], option: &str, got: &Path) -> Result<()> {
-    let Some(other) = changed.iter().find(|setting| [MODEL, FROZEN].contains(&&*setting.name)) else {
+    let Some(other) = changed.iter().find(|setting| [MODEL, FROZEN, REFERENCE].contains(&&*setting.name))
+    else {
         return Ok(());
     };
     let ChangedSetting { name, before, now } = other;

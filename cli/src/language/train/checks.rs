@@ -9,7 +9,18 @@ use models::ModelConfig;
 use models::tokens::Rows;
 use pipeline::ScheduleKind;
 
+use crate::language::job::Subject;
 use crate::language::options::TrainOptions;
+
+/// Checks that a reference has positions for rows of this length.
+pub(super) fn check_reference_len(reference: &Subject, len: usize) -> Result<()> {
+    let longest = reference.weights.config().max_len;
+    if longest >= len {
+        return Ok(());
+    }
+    let help = format!("rows have {len} tokens: give a --length that it has positions for");
+    Err(Error::Option { option: "--reference", got: format!("a model of {longest} positions"), help })
+}
 
 /// Refuses a file that would be among those of a model in a folder, which are replaced or read.
 pub(super) fn refuse_in_folder(of: &str, out: &Path, option: &'static str, path: &Path) -> Result<()> {

@@ -35,7 +35,8 @@ use super::trained::{self, Trained};
 use super::watch::{Times, TrainObserver, wrap_error};
 use super::{memory, shared};
 use checks::{
-    check_batch_size, check_division, check_evaluation, check_output_folder, check_stages, refuse_in_folder,
+    check_batch_size, check_division, check_evaluation, check_output_folder, check_reference_len,
+    check_stages, refuse_in_folder,
 };
 use lifecycle::{check_steps, choose, last_lines, log, save};
 use start::{config_of_rank, model_in_layout, new_trainer};
@@ -142,7 +143,7 @@ impl<J: Job> Command for J {
     fn setup(&self) -> Result<Setup> {
         let (options, subject) = (self.options(), self.subject()?);
         // Refuses one that does not fit before ranks start.
-        self.reference()?;
+        let reference = self.reference()?;
         if let Some(layout) = &options.mesh {
             check_divisible(layout, subject.weights.config())?;
             check_stages(layout, options.pipeline_schedule(), subject.weights.config())?;
@@ -179,6 +180,7 @@ impl<J: Job> Command for J {
             let help = "no file's documents are packed whole: give --packing whole, or leave it out";
             return Err(Error::Option { option: "--too-long", got: too_long.to_string(), help: help.into() });
         }
+        reference.map_or(Ok(()), |reference| check_reference_len(&reference, rows.row_len()))?;
         options.set_rows(rows.len());
         check_batch_size(options.batch_size, rows.row_len())?;
         let (tp, len) = (options.mesh.map_or(1, |layout| layout.tp), rows.row_len());
@@ -212,7 +214,8 @@ impl<J: Job> Command for J {
                 Some(_) => setup.subject.weights.fingerprint()?,
                 None => None,
             };
-            let config = train_config(self, &setup.subject, frozen);
+            let reference = self.other_reference()?.map(|reference| reference.fingerprint()).transpose()?;
+            let config = train_config(self, &setup.subject, frozen, reference.flatten());
             let changed = trainer::check_resume(&contents, &setup.rows, &config)?;
             let (option, source) = options.checkpoints.source();
             refuse_another_model(&changed, option, source)?;

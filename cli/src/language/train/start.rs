@@ -11,8 +11,8 @@ use crate::trainer::first_choice;
 use candle_core::{DType, Device, Tensor};
 use girandole::trainer::{Joining, TrainConfig, Trainer, observer_state};
 use girandole::{Layout, Parallel, ParallelConfig};
-use models::CausalLm;
 use models::tokens::Rows;
+use models::{CausalLm, Weights};
 
 use super::lifecycle::{choose, layout_now, replacement, resume, step_flops};
 use crate::language::base;
@@ -77,16 +77,18 @@ pub(super) fn config_of_rank<J: Job>(
     let replacement = replacement(job, rank);
     let goes_on = is_new || replacement.is_some() || job.options().survives_loss(layout);
     // Checkpoints hold all weights but frozen ones.
-    let is_kept = subject.lora.is_some() && job.options().checkpoints.checkpoint_dir.is_some();
-    let weights = match is_new {
-        true if is_kept => subject.weights.fingerprint()?,
-        true => None,
-        false => base::fingerprint(&subject.weights, &*rank.comm, is_kept)?,
+    let is_kept = job.options().checkpoints.checkpoint_dir.is_some();
+    let fingerprint = |weights: &Weights, is_kept: bool| match is_new {
+        true if is_kept => Ok(weights.fingerprint()?),
+        true => Ok(None),
+        false => base::fingerprint(weights, &*rank.comm, is_kept),
     };
+    let weights = fingerprint(&subject.weights, is_kept && subject.lora.is_some())?;
+    let reference = job.other_reference()?.map(|reference| fingerprint(&reference, is_kept)).transpose()?;
     Ok(TrainConfig {
         fewest_ranks: job.elastic().filter(|_| goes_on).map(|elastic| elastic.min),
         replacement,
-        ..train_config(job, subject, weights)
+        ..train_config(job, subject, weights, reference.flatten())
     })
 }
 
