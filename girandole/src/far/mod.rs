@@ -20,6 +20,7 @@ use training::build::Model;
 use self::exchange::sum_over_groups;
 use crate::parallel::FarGroups;
 use crate::{Error, Parallel, Result};
+use quantized::BLOCK;
 pub use quantized::FarPrecision;
 
 /// How groups of a layout with `far` average what they have learned.
@@ -88,6 +89,11 @@ pub struct FarAverage {
     buffers: Vec<Var>,
     /// Targets of this group since the last average.
     targets: u64,
+}
+
+/// Elements that are sent of a parameter: whole blocks.
+fn padded(slot: &Slot) -> usize {
+    slot.var.elem_count().next_multiple_of(BLOCK)
 }
 
 /// The outer state of a parameter.
@@ -196,7 +202,10 @@ impl FarAverage {
                 Some(start) => ((start - &var)? * share)?,
                 None => var.zeros_like()?,
             };
-            slot.error.as_ref().map_or(Ok(change.clone()), |error| change + error)?.flatten_all()
+            let change =
+                slot.error.as_ref().map_or(Ok(change.clone()), |error| &change + error)?.flatten_all()?;
+            // So that a scale is of one parameter: ranks that hold one whole beside parts of others send the same of it.
+            change.pad_with_zeros(0, 0, padded(slot) - change.elem_count())
         };
         let changes = self.slots[bucket.clone()].iter().map(change);
         let changes = Tensor::cat(&changes.collect::<candle_core::Result<Vec<_>>>()?, 0)?;
@@ -227,9 +236,15 @@ impl FarAverage {
             let start = (from - (moved * learning_rate)?)?;
             slot.var.set(&start)?;
             slot.start = Some(start);
-            begin += len;
+            begin += padded(slot);
         }
         Ok(())
+    }
+
+    /// After a checkpoint of another group: what that one has not sent, and has learned since the last average, counts once.
+    pub(crate) fn forget_unsent(&mut self) {
+        self.targets = 0;
+        self.slots.iter_mut().for_each(|slot| slot.error = None);
     }
 
     /// Its state, by keys that begin with the parameters' names.

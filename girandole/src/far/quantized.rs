@@ -14,7 +14,7 @@ pub(super) const BLOCK: usize = 128;
 /// What is sent of each number. What is not sent is added to the next change (error feedback).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FarPrecision {
-    /// All of it.
+    /// All of it, also of f64.
     #[default]
     F32,
     /// 8 bits, in blocks of 128 with a scale each.
@@ -51,10 +51,12 @@ impl Quantized {
         let mut codes = Vec::with_capacity(numbers.len() * bits as usize / 8);
         for block in numbers.chunks(BLOCK) {
             let scale = block.iter().fold(0f32, |most, x| most.max(x.abs())) / most as f32;
-            // Of a block of zeros, or of numbers that are too small for a scale, nothing is sent.
+            // A block with a number that is not finite is not finite as a whole. Of one of zeros, or of numbers that are too small for a
+            // scale, nothing is sent.
+            let scale = if block.iter().all(|x| x.is_finite()) { scale } else { f32::NAN };
             let factor = if scale.is_normal() { 1.0 / scale } else { 0.0 };
             let code = |x: f32| (x * factor).round().clamp(-(most as f32), most as f32) as i8;
-            scales.push(if factor == 0.0 { 0.0 } else { scale });
+            scales.push(if factor == 0.0 && !scale.is_nan() { 0.0 } else { scale });
             match bits {
                 4 => codes.extend(block.chunks(2).map(|pair| {
                     let [low, high] = [0, 1].map(|at| pair.get(at).map_or(0, |x| code(*x)) as u8 & 0xf);
@@ -145,6 +147,9 @@ mod tests {
             let apart = apart.abs().unwrap().max(0).unwrap().to_scalar::<f32>().unwrap();
             assert!(apart > 0.1 / most && apart <= 0.5001 / most, "{bits} bits: {apart}");
         }
+        let odd = Tensor::new(&[f32::NAN; BLOCK], &Device::Cpu).unwrap();
+        let odd = Quantized::new(&odd, 8).unwrap().values().unwrap().to_vec1::<f32>().unwrap();
+        assert!(odd.iter().all(|x| x.is_nan()));
         let zeros = Tensor::zeros(BLOCK, DType::F32, &Device::Cpu).unwrap();
         let zeros = Quantized::new(&zeros, 4).unwrap().values().unwrap().to_vec1::<f32>().unwrap();
         assert_eq!(zeros, [0.0; BLOCK]);

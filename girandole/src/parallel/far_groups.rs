@@ -1,8 +1,10 @@
 //! The groups of a layout with `far`.
 
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use comm::{Communicator, Mesh, Operation};
+use candle_core::{Device, Tensor};
+use comm::{Communicator, Mesh, Operation, ReduceOp, broadcast_object};
 
 use crate::{Layout, Result};
 
@@ -15,6 +17,8 @@ pub struct FarGroups {
     pub(crate) group: Arc<dyn Communicator>,
     /// The ranks with the same place in each group, in the order of the groups.
     pub(crate) across: Arc<dyn Communicator>,
+    /// Tells this run from others, the same on all ranks.
+    pub(crate) run: u64,
 }
 
 impl FarGroups {
@@ -26,7 +30,10 @@ impl FarGroups {
         layout.check(world.world_size())?;
         let mesh = Mesh::new(world.clone(), &[("far", layout.far), ("group", layout.of_group().ranks())])?;
         let (group, across) = (mesh.axis("group")?.clone(), mesh.axis("far")?.clone());
-        Ok(Some(Self { world, group, across }))
+        // Of the time to the nanosecond: runs that go on from one another begin at different times.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
+        let run = broadcast_object(&*world, &now, 0)?;
+        Ok(Some(Self { world, group, across, run }))
     }
 
     /// Number of this rank's group, from 0.
@@ -39,7 +46,15 @@ impl FarGroups {
         self.across.world_size()
     }
 
-    /// Waits until all groups have come so far. Before a checkpoint: one of which each group has its own is then always complete.
+    /// Whether something is so in all groups. Call on every rank.
+    pub(crate) fn all(&self, own: bool) -> Result<bool> {
+        let all = Tensor::new(&[u8::from(own)], &Device::Cpu)?;
+        self.world.run(Operation::AllReduce { tensor: all.clone(), op: ReduceOp::Min })?;
+        Ok(all.to_vec1::<u8>()?[0] == 1)
+    }
+
+    /// Waits until all groups have come so far: before a checkpoint, until all have written the one before. Of the last two that a group keeps,
+    /// every other then has one, too.
     pub(crate) fn wait_for_all(&self) -> Result<()> {
         Ok(self.world.run(Operation::Barrier)?)
     }

@@ -13,7 +13,7 @@ use super::consistency::{CheckpointExtra, check_resume};
 use super::saver::{BackgroundSaver, Writing};
 use super::{CheckpointPlan, Done, Observer, ObserverState, Stop, StopCheck, Trainer};
 use crate::agreement::all_agree;
-use crate::far::checkpoints as far;
+use crate::far::checkpoints::{self as far, FarRun};
 use crate::parallel::FarGroups;
 use crate::{Error, Result};
 
@@ -124,13 +124,13 @@ impl<M: Model> Trainer<'_, M> {
         let (world, groups) = (self.model.world().clone(), self.model.layout().far);
         // The first rank determines which checkpoint is the latest.
         let found = match world.rank() {
-            0 => far::latest(&checkpoints, groups).map_err(Error::from),
+            0 => far::latest(&checkpoints, groups),
             _ => Ok(None),
         };
         let step = all_agree(&*world, found)?.map(|contents| contents.step);
         let Some(step) = broadcast_object(&*world, &step, 0)? else { return Ok(None) };
         let same = |contents: Option<Contents>| contents.filter(|contents| contents.step == step);
-        let own = far::latest(&checkpoints, groups).map_err(Error::from).and_then(|contents| {
+        let own = far::latest(&checkpoints, groups).and_then(|contents| {
             let problem = "rank 0 finds another checkpoint there: all ranks must see one folder";
             same(contents).ok_or_else(|| Error::file(&dir, problem))
         });
@@ -156,6 +156,9 @@ impl<M: Model> Trainer<'_, M> {
         all_agree(&**self.model.mesh().world(), check_resume(contents, &*self.batches.data, &self.config))?;
         self.wait_for_copies();
         self.model.load_checkpoint(contents, Some(&mut self.optimizer))?;
+        if own.is_none() && self.model.far().is_some_and(|far| far.number() > 0) {
+            self.optimizer.forget_unsent();
+        }
         let state =
             serde_json::from_value(contents.sampler.clone()).map_err(|error| refuse(error.to_string()))?;
         self.batches.resume(&state).map_err(|error| refuse(error.to_string()))?;
@@ -195,9 +198,11 @@ impl<M: Model> Trainer<'_, M> {
         self.summary.checkpoint_seconds += began.elapsed().as_secs_f64();
     }
 
-    /// Whether the model may replace that of an earlier checkpoint: not after a loss that is not finite.
-    pub(super) fn may_save(&self) -> bool {
-        self.done.latest.is_none_or(|latest| latest.loss.is_finite())
+    /// Whether the model may replace that of an earlier checkpoint: not after a loss that is not finite, in any group of `far`. Every rank
+    /// must call it.
+    pub(super) fn may_save(&self) -> Result<bool> {
+        let is_finite = self.done.latest.is_none_or(|latest| latest.loss.is_finite());
+        self.model.far().map_or(Ok(is_finite), |far| far.all(is_finite))
     }
 
     /// Writes a checkpoint of the current step, or begins to.
@@ -224,7 +229,7 @@ impl<M: Model> Trainer<'_, M> {
         }
         let Some(check) = &mut self.stop else { return Ok(()) };
         let Some(Stop { signal, leaves }) = check.decide()? else { return Ok(()) };
-        if self.may_save() && self.checkpoints.folder.is_some() && self.checkpoints.begun < self.done.step {
+        if self.checkpoints.folder.is_some() && self.checkpoints.begun < self.done.step && self.may_save()? {
             self.write_checkpoint(observer)?;
         }
         self.finish(observer)?;
@@ -245,7 +250,7 @@ impl<M: Model> Trainer<'_, M> {
         let sampler = serde_json::to_value(self.batches.state())
             .map_err(|error| Error::invalid("a checkpoint", "state", error.to_string()))?;
         let optimizer = self.config.optimizer.name().to_string();
-        let far = self.model.far().map(FarGroups::count);
+        let far = self.model.far().map(FarRun::of);
         let extra = CheckpointExtra { data, optimizer, far, settings, observer: values };
         let checkpoint = extra.at(self.batches.epoch(), self.done.step as u64, sampler, tensors)?;
         let (step, folder) = match &mut self.checkpoints.writer {

@@ -135,6 +135,16 @@ impl TrainConfig {
         Err(Error::invalid("the layout of a model that goes on", layout, help))
     }
 
+    /// Checks that groups of `far` keep enough checkpoints: one may have written one more than another.
+    pub(super) fn check_far(&self, layout: &Layout) -> Result<()> {
+        match &self.checkpoints {
+            Some(plan) if layout.far > 1 && plan.keep < 2 => {
+                Err(Error::invalid("checkpoints that are kept, with far", plan.keep, "give 2 or more"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Checks that lost ranks can be replaced in a run that begins in this layout.
     pub(super) fn check_replacement(&self, begins: &Layout) -> Result<()> {
         let Some(Replacement { layout, .. }) = self.replacement else { return Ok(()) };

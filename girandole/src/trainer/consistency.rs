@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 
+use crate::far::checkpoints::FarRun;
 use crate::settings::{Setting, setting_difference};
 use candle_core::{Device, Tensor};
 use sampler::SamplerState;
@@ -22,9 +23,9 @@ pub struct CheckpointExtra {
     /// Name of the optimizer; empty if the program compares it itself.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub optimizer: String,
-    /// Number of groups that train on their own, if there are several: each has checkpoints of its own.
+    /// Of groups that train on their own, which have checkpoints of their own: the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub far: Option<usize>,
+    pub far: Option<FarRun>,
     /// The program's settings by name.
     #[serde(default)]
     pub settings: BTreeMap<String, String>,

@@ -69,7 +69,7 @@ use self::elastic::{Job, RankState};
 use self::optimizer::RunOptimizer;
 use crate::{Parallel, Result};
 
-pub use crate::far::checkpoints::latest as latest_of_groups;
+pub use crate::far::checkpoints::{FarRun, latest as latest_of_groups};
 pub use checkpoints::claim_checkpoints;
 pub use config::{CheckpointPlan, Replacement, TrainConfig};
 pub use consistency::{ChangedSetting, CheckpointExtra, check_resume, observer_state};
@@ -145,6 +145,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     pub fn new(model: &'a mut Parallel<M>, data: Arc<dyn Data>, config: TrainConfig) -> Result<Self> {
         config.check_replacement(model.layout())?;
         config.check_elastic(model.layout())?;
+        config.check_far(model.layout())?;
         let mut trainer = Self::at_beginning(model, data, config)?;
         check_equal_on_all_ranks(trainer.model, &*trainer.batches.data, &trainer.config)?;
         let world = trainer.job.world.clone();
@@ -294,8 +295,8 @@ impl<'a, M: Model> Trainer<'a, M> {
             // In any case at the end. Before the checkpoint, so that it includes the observer's result.
             tracing::info_span!("evaluation").in_scope(|| self.evaluate(observer))?;
             self.done.evaluated = self.done.step;
-        } else if self.may_save()
-            && self.is_due(self.config.checkpoints.as_ref().map(|plan| plan.every), self.checkpoints.begun)
+        } else if self.is_due(self.config.checkpoints.as_ref().map(|plan| plan.every), self.checkpoints.begun)
+            && self.may_save()?
         {
             self.write_checkpoint(observer)?;
         } else if self.done.step < last_step {

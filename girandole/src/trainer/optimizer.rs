@@ -209,6 +209,11 @@ impl RunOptimizer {
         self.far.as_mut().map_or(Ok(()), |far| far.end_step(step, targets, is_last))
     }
 
+    /// After a checkpoint of another group of `far`.
+    pub(super) fn forget_unsent(&mut self) {
+        self.far.iter_mut().for_each(FarAverage::forget_unsent);
+    }
+
     /// The group of all ranks has changed: matrices are distributed anew in the next step.
     pub(super) fn forget_group(&mut self) {
         self.matrices = None;

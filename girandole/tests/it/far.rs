@@ -263,6 +263,55 @@ fn few_bits_are_enough() {
     }
 }
 
+/// Parameters that ranks of `tp` hold whole, beside other parts of others on each, have the same scales on each.
+#[test]
+fn in_few_bits_ranks_keep_equal_what_all_have_whole() {
+    let layout: Layout = "far=2,tp=2".parse().unwrap();
+    let config = config(FarConfig { every: 2, precision: FarPrecision::Int4, ..FarConfig::default() });
+    let norms = Local::run_shared(4, |comm| {
+        let setup = Setup { dtype: DType::F32, ..Setup::default() };
+        let mut model = setup.parallel(comm, &layout, None)?;
+        Trainer::new(&mut model, Arc::new(ALL), config.clone())?.run(&mut NoObserver)?;
+        let vars = model.named_vars().into_iter().filter(|(name, _)| name.contains("norm"));
+        vars.map(|(_, var)| var.flatten_all()?.to_vec1::<f32>())
+            .collect::<Result<Vec<_>>>()
+            .map_err(girandole::comm::Error::from)
+    });
+    let norms = norms.unwrap();
+    assert!(norms[0].len() > 12 && norms[0].iter().flatten().any(|x| *x != 1.0), "{:?}", norms[0]);
+    assert!(norms.iter().all(|of_rank| *of_rank == norms[0]));
+}
+
+#[test]
+fn a_checkpoint_that_not_all_groups_have_is_not_gone_on_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = with_checkpoints(dir.path(), FarConfig { every: 3, ..FarConfig::default() }, false);
+    train(Setup::default(), "far=2", &config, 5);
+    let newest = |dir: &Path| {
+        let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+        names.filter(|path| path.to_string_lossy().contains("checkpoint-")).max().unwrap()
+    };
+    // The second group's of step 4 is lost: both go on from step 2.
+    std::fs::remove_dir_all(newest(&dir.path().join("far-1"))).unwrap();
+    std::fs::remove_file(dir.path().join("far-1/latest")).unwrap();
+    let (losses, _) = train(Setup::default(), "far=2", &config, 6);
+    assert_eq!(losses.len(), 4);
+    std::fs::remove_dir_all(dir.path().join("far-1")).unwrap();
+    let layout = "far=2".parse().unwrap();
+    let said = Local::run_shared(2, |comm| {
+        let mut model = Setup::default().parallel(comm, &layout, None)?;
+        Ok(Trainer::new(&mut model, Arc::new(ALL), config.clone())?.resume_latest().unwrap_err().to_string())
+    });
+    assert!(said.unwrap()[0].contains("all groups must see one folder"));
+    let plan = CheckpointPlan { keep: 1, ..config.checkpoints.clone().unwrap() };
+    let config = TrainConfig { checkpoints: Some(plan), ..config };
+    let said = Local::run_shared(2, |comm| {
+        let mut model = Setup::default().parallel(comm, &layout, None)?;
+        Ok(Trainer::new(&mut model, Arc::new(ALL), config.clone()).unwrap_err().to_string())
+    });
+    assert!(said.unwrap()[1].contains("give 2 or more"));
+}
+
 #[test]
 fn what_cannot_be_averaged_is_refused() {
     let of = |setup: Setup, config: TrainConfig| {

@@ -1,5 +1,7 @@
 //! Beginning and end of a training job: resuming from a checkpoint, logging, final output and saving.
 
+use std::path::Path;
+
 use crate::Command;
 use crate::console::note;
 use crate::error::{Error, Result};
@@ -175,8 +177,16 @@ pub(super) fn save(job: &impl Job, model: &Parallel<CausalLm>, subject: &Subject
 /// Returns the checkpoint to resume from, if that is requested and one exists.
 pub(super) fn choose(options: &TrainOptions) -> Result<Option<Contents>> {
     let groups = options.mesh.map_or(1, |layout| layout.far);
-    let latest = |checkpoints: &Checkpoints| trainer::latest_of_groups(checkpoints, groups);
-    options.checkpoints.choose(latest, |checkpoints, folder| checkpoints.contents(folder))
+    let one = |checkpoints: &Checkpoints, folder: &Path| checkpoints.contents(folder);
+    match groups {
+        1 => options.checkpoints.choose(Checkpoints::latest, one),
+        _ => {
+            // The inner result is that of groups that have not written the same checkpoints.
+            let latest = |checkpoints: &Checkpoints| Ok(Some(trainer::latest_of_groups(checkpoints, groups)));
+            let one = |checkpoints: &Checkpoints, folder: &Path| Ok(Ok(Some(one(checkpoints, folder)?)));
+            Ok(options.checkpoints.choose(latest, one)?.transpose()?.flatten())
+        }
+    }
 }
 
 /// Returns rank 0's choice of checkpoint, on every rank.
