@@ -32,6 +32,8 @@ pub const SHARED: [(&str, &[&str]); 9] = [
     (
         "Training",
         &[
+            "task",
+            "labels",
             "sequence-parallel",
             "balance",
             "balance-coefficient",

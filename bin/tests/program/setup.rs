@@ -44,7 +44,7 @@ fn complete(script: &str, words: &[&str]) -> Vec<String> {
 #[test]
 fn bash_completes_commands_options_and_values() {
     let script = script("bash");
-    assert_eq!(complete(&script, &["girandole", "pre"]), ["pretrain"]);
+    assert_eq!(complete(&script, &["girandole", "pre"]), ["pretrain", "prefer"]);
     assert_eq!(
         complete(&script, &["girandole", "pretrain", "--check"]),
         ["--check-gradient", "--checkpoint-dir", "--checkpoint-every"]

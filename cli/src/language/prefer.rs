@@ -47,14 +47,21 @@ Trains a Hugging Face model on pairs of answers, JSON lines with `chosen`, `reje
 `prompt`, so that it prefers the chosen ones; in any layout (--mesh), whole or with adapters, as
 `finetune` does.
 
-  girandole prefer --model tuned --data pairs.jsonl --out preferred --lora-rank 16 --lr 5e-6")]
+  girandole prefer --model tuned --data pairs.jsonl --out better --lora-rank 8")]
 pub struct PreferOptions {
     #[command(flatten)]
     finetune: FinetuneOptions,
-    /// Loss of a pair
+    /// Loss: dpo, ipo, hinge, orpo or simpo
     ///
     /// `dpo`, `ipo` and `hinge` compare with a reference model; `orpo` and `simpo` need none.
-    #[arg(long, value_enum, value_name = "NAME", default_value = "dpo", help_heading = "Preferences")]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "NAME",
+        default_value = "dpo",
+        hide_possible_values = true,
+        help_heading = "Preferences"
+    )]
     loss: LossOption,
     /// Beta of the loss
     #[arg(long, value_name = "B", default_value = "0.1", value_parser = beta, help_heading = "Preferences", allow_negative_numbers = true)]
