@@ -131,6 +131,8 @@ fn wake_up_pair() -> std::io::Result<(UnixStream, UnixStream)> {
 
 impl Shared {
     fn run(&self, receiver: &UnixStream) {
+        // The first, so that it is dropped after what was served.
+        let _release = ReleaseOnPanic(self);
         let (mut served, mut done) = (Vec::new(), Vec::new());
         while let Some(are_new) = self.exchange(&mut served, &mut done) {
             let ready = wait(receiver, &served, are_new);
@@ -168,6 +170,24 @@ impl Shared {
             self.ended.notify_all();
         }
         state.running.then_some(are_new)
+    }
+}
+
+/// Where the thread panics, nothing is served any more: whoever waits goes on, and what comes later gets a thread of its own.
+struct ReleaseOnPanic<'a>(&'a Shared);
+
+impl Drop for ReleaseOnPanic<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        let mut state = lock(&self.0.state);
+        state.running = false;
+        state.open.clear();
+        let arriving = std::mem::take(&mut state.arriving);
+        drop(state);
+        drop(arriving);
+        self.0.ended.notify_all();
     }
 }
 
@@ -233,5 +253,38 @@ mod tests {
             served.into_iter().for_each(Served::wait);
             assert!(lock(&thread.0.state).thread.is_none());
         }
+    }
+
+    /// Panics when it acts.
+    struct Panics;
+
+    impl Polled for Panics {
+        fn watch<'a>(&'a self, _: &mut Vec<PollFd<'a>>) {}
+
+        fn due(&self) -> Option<Instant> {
+            None
+        }
+
+        fn act(&mut self, _: &[bool]) -> bool {
+            panic!("for the test")
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_a_thread_that_has_panicked() {
+        let thread = PollThread::default();
+        let (_mine, theirs) = UnixStream::pair().unwrap();
+        let served = thread.serve(Box::new(Echo(theirs))).unwrap();
+        thread.serve(Box::new(Panics)).unwrap().wait();
+        served.wait();
+
+        let (mut mine, theirs) = UnixStream::pair().unwrap();
+        let served = thread.serve(Box::new(Echo(theirs))).unwrap();
+        mine.write_all(&[7]).unwrap();
+        let mut back = [0];
+        mine.read_exact(&mut back).unwrap();
+        assert_eq!(back, [7]);
+        drop(mine);
+        served.wait();
     }
 }
