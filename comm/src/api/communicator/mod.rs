@@ -130,7 +130,7 @@ pub trait Communicator: Send + Sync + std::fmt::Debug {
 
     /// Says why this rank cannot go on. To be called before it closes the groups in which others wait for it: there, and in
     /// groups that these close in turn, they return [`crate::Error::PeerFailed`] with this reason, in place of
-    /// [`crate::Error::PeerLeft`].
+    /// [`crate::Error::PeerLeft`]. By default this does nothing: a communicator that wraps another one must forward it.
     ///
     /// # Cost
     /// Nothing is sent before a group is closed. The reason goes with the goodbye, over the connections that the group has.

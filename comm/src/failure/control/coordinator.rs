@@ -33,7 +33,7 @@ pub(super) struct Coordinator {
 struct MemberControl {
     wire: Option<Wire>,
     left: bool,
-    /// Why it left, if another group of the job has failed.
+    /// Why it left, if its program has said so, or another group of the job has failed.
     because: Option<Cause>,
     /// Since when it owes an answer. It is not asked again until it has answered.
     asked: Option<Instant>,
@@ -71,7 +71,7 @@ impl Polled for Coordinator {
         if let Some(closing) = self.failure_state.closing() {
             if closing.goodbye {
                 let progress = self.failure_state.progress();
-                let because = self.failure_state.failure_of_other_group();
+                let because = self.failure_state.reason_to_leave();
                 self.send_all(&ControlMessage::Goodbye { progress, because });
             }
             return false;
@@ -350,6 +350,32 @@ mod tests {
         // The call to `failure` counts as an operation that knows.
         assert_eq!(failure_state.failure(), Some(Cause::Died { rank: 1 }));
         assert!(failure_state.death_log_at().is_none());
+    }
+
+    #[test]
+    fn an_announced_reason_is_in_the_goodbye_whatever_failed_before_and_was_called_since() {
+        let failure_state = office(3);
+        let [here, mut there] = pair();
+        let healthy = FailureState::new(
+            &TcpConfig { world_size: 2, ..TcpConfig::default() },
+            Members::world(2),
+            DataConnections::with(0, vec![None, None]),
+            failure_state.job().clone(),
+        );
+        failure_state.fail(Cause::Died { rank: 2 });
+        healthy.announce_failure("the disk is full");
+        // The program knows of the failure, and calls on.
+        assert!(failure_state.failure().is_some());
+        healthy.on_program_call();
+        failure_state.close(true);
+        let mut coordinator = Coordinator::new(failure_state, vec![None, Some(here), None]);
+        assert!(!coordinator.act(&[]));
+        let (messages, _) = there.read();
+        let because = Some(Cause::program(0, "the disk is full"));
+        assert!(
+            matches!(&messages[..], [ControlMessage::Goodbye { because: told, .. }] if *told == because),
+            "{messages:?}"
+        );
     }
 
     #[test]

@@ -38,7 +38,7 @@ impl Polled for Member {
         if let Some(closing) = self.failure_state.closing() {
             if let Some(wire) = self.center.as_mut().filter(|_| closing.goodbye) {
                 let progress = self.failure_state.progress();
-                let because = self.failure_state.failure_of_other_group();
+                let because = self.failure_state.reason_to_leave();
                 wire.write(&ControlMessage::Goodbye { progress, because });
             }
             return false;
@@ -108,7 +108,7 @@ impl Member {
 struct RankZeroLeft {
     /// Number of collectives that it has taken part in.
     done: u64,
-    /// Why it left, if another group of the job has failed.
+    /// Why it left, if its program has said so, or another group of the job has failed.
     because: Option<Cause>,
 }
 

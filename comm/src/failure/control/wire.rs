@@ -13,7 +13,7 @@ use crate::base::timespec::timespec;
 use crate::connection::stream::Stream;
 use crate::failure::diagnosis::{Activity, Question};
 
-/// The longest line that is accepted; real ones have less than 2 KiB.
+/// The longest line that is accepted.
 const MAX_LINE: usize = 64 * 1024;
 /// Bytes read at once: as much as one encrypted record can hold, so that no decrypted bytes stay behind where `poll`
 /// cannot see them.
@@ -36,7 +36,7 @@ pub(super) enum ControlMessage {
     /// From rank 0: the group has failed with this cause.
     Verdict(Cause),
     /// The sender closes its group and needs nothing more. `progress`: the number of collectives it has taken part in.
-    /// `because`: the cause for which another group of the job has failed, if one has.
+    /// `because`: the reason that its program has announced, or the cause for which another group of the job has failed.
     Goodbye {
         progress: u64,
         #[serde(default)]

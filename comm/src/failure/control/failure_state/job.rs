@@ -21,6 +21,8 @@ pub(crate) struct Job {
     groups: Mutex<Vec<Weak<FailureState>>>,
     /// The first failure. Cleared when the program, which knows of it, continues with another group.
     failure: Mutex<Option<Cause>>,
+    /// Why this rank's program cannot go on, as it said itself. Never cleared.
+    announced: Mutex<Option<Cause>>,
     /// Attempts in progress to form new groups with other ranks.
     meetings: Mutex<Vec<Formation>>,
 }
@@ -152,6 +154,16 @@ impl Job {
         if failure.is_some() && !self.groups().iter().any(|group| group.is_unreported()) {
             *failure = None;
         }
+    }
+
+    /// Records that this rank's program cannot go on. Only the first reason is kept.
+    pub(super) fn announce(&self, cause: Cause) {
+        lock(&self.announced).get_or_insert(cause);
+    }
+
+    /// Returns why this rank leaves its groups: what its program has announced, or else the first recorded failure.
+    pub(super) fn reason_to_leave(&self) -> Option<Cause> {
+        lock(&self.announced).clone().or_else(|| self.failure())
     }
 
     /// Returns the cause of the first recorded failure.

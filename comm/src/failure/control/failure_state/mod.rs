@@ -125,11 +125,13 @@ impl FailureState {
         self.wake();
     }
 
-    /// Notifies the peers, on the data connections, that this rank leaves, with the cause if another group of the job
-    /// has failed.
+    /// Notifies the peers, on the data connections, that this rank leaves, with the reason if its program has announced
+    /// one, or another group of the job has failed.
     pub(crate) fn notify_leaving(&self) {
-        let because =
-            self.job.failure().map(|cause| Cause::InJob { cause: Box::new(cause), host: String::new() });
+        let because = self
+            .job
+            .reason_to_leave()
+            .map(|cause| Cause::InJob { cause: Box::new(cause), host: String::new() });
         self.data_connections
             .leave(because.as_ref().and_then(last_message::encode_failure).unwrap_or(GOODBYE));
     }

@@ -23,7 +23,7 @@ impl FailureState {
         };
         activity.elsewhere.extend(self.job.formations().into_iter().map(own));
         activity.stalled = self.data_connections.stalled_links();
-        activity.failed = self.failure_of_other_group();
+        activity.failed = self.reason_to_leave();
         activity
     }
 
@@ -41,12 +41,13 @@ impl FailureState {
 
     /// Records that this rank's program cannot go on, for the goodbyes of all groups of the job.
     pub(crate) fn announce_failure(&self, reason: &str) {
-        self.job.note(Cause::program(self.members.world_rank(self.rank), reason));
+        self.job.announce(Cause::program(self.members.world_rank(self.rank), reason));
     }
 
-    /// Returns the cause for which a group of the job has failed, in this group's ranks.
-    pub(crate) fn failure_of_other_group(&self) -> Option<Cause> {
-        Some(self.to_own_ranks(self.job.failure()?))
+    /// Returns the reason that this rank's program has announced, or else the cause for which a group of the job has failed, in
+    /// this group's ranks.
+    pub(crate) fn reason_to_leave(&self) -> Option<Cause> {
+        Some(self.to_own_ranks(self.job.reason_to_leave()?))
     }
 
     /// Converts a cause with ranks of the whole job to ranks of this group. If it concerns no rank of this group, it is
@@ -69,7 +70,7 @@ impl FailureState {
             Cause::InJob { cause, .. } => self.to_own_ranks(*cause),
             cause => cause,
         }
-        .with_reason(&self.failure_of_other_group())
+        .with_reason(&self.job.failure().map(|known| self.to_own_ranks(known)))
     }
 
     /// Asks the group of all ranks about the ranks that a question is about. It may have to query all of them.
