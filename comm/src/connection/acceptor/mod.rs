@@ -253,9 +253,11 @@ impl Serve {
         let mut ready = ready.iter().copied();
         let mut spoken = Vec::new();
         for pending in std::mem::take(&mut self.strangers.idle) {
+            // Taken whatever becomes of this one, so that those after it get their own.
+            let is_ready = ready.next().unwrap_or(false);
             if pending.since.elapsed() >= self.limits.handshake {
                 self.close(&pending);
-            } else if ready.next().unwrap_or(false) {
+            } else if is_ready {
                 spoken.push(pending);
             } else {
                 self.strangers.idle.push_back(pending);
