@@ -272,34 +272,4 @@ mod tests {
             }
         }
     }
-
-    /// Ranks 0 and 1 know that rank 2 has died, and go on without it: that rank 0 leaves at the end has nothing to do with that.
-    #[test]
-    fn who_has_gone_on_after_a_failure_does_not_leave_for_it() {
-        let mut group = Local::group(3, &LocalConfig::default()).unwrap();
-        let dead = group.pop().unwrap();
-        let made = std::sync::Barrier::new(3);
-        let body = |world: Local| {
-            let tensor = Tensor::zeros(1, DType::F32, &Device::Cpu).unwrap();
-            let pair = world.subgroup(&[0, 1]).unwrap();
-            made.wait();
-            let died = world.recv(&tensor, 2).unwrap().wait().unwrap_err();
-            assert!(matches!(died, Error::PeerDied { rank: 2, .. }), "{died}");
-            pair.all_reduce(&tensor, ReduceOp::Sum).unwrap().wait().unwrap();
-            (world.rank() == 1).then(|| pair.recv(&tensor, 0).unwrap().wait().unwrap_err())
-        };
-        let errors: Vec<_> = std::thread::scope(|scope| {
-            let threads: Vec<_> = group.into_iter().map(|comm| scope.spawn(|| body(comm))).collect();
-            let made = &made;
-            let dying = scope.spawn(move || {
-                let _dead = dead;
-                made.wait();
-                panic!("for the test")
-            });
-            assert!(dying.join().is_err());
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-        });
-        let left = errors[1].as_ref().unwrap();
-        assert!(matches!(left, Error::PeerLeft { rank: 0, .. }), "{left}");
-    }
 }

@@ -57,12 +57,6 @@ impl Reasons {
         lock(&self.0).insert(number, cause);
     }
 
-    /// Forgets the failure of other ranks for which a rank was about to leave: it goes on. What it has announced itself stays.
-    fn clear_reported_failure(&self, number: usize) {
-        let is_own = |cause: &Cause| matches!(cause, Cause::Program { rank, .. } if *rank == number);
-        lock(&self.0).retain(|of, cause| *of != number || is_own(cause));
-    }
-
     fn of(&self, number: usize) -> Option<Cause> {
         lock(&self.0).get(&number).cloned()
     }
@@ -275,10 +269,6 @@ impl GroupMember {
 }
 
 impl Supervisor for GroupMember {
-    fn on_program_call(&self) {
-        self.shared.reasons.clear_reported_failure(self.members.world_rank(self.rank));
-    }
-
     fn begin(&self, call: Fingerprint) {
         self.activity(|activity| activity.begin(call));
     }
