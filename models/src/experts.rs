@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Module, Result, Tensor};
+use candle_core::{Module, Result, Tensor};
 use candle_nn::Init;
 use ops::tape::add;
-use ops::{EXPERT_CORRECTION, Experts, Router, Scoring};
+use ops::{EXPERT_CORRECTION, Experts, Router, Scoring, wide_dtype};
 use training::build::{Division, Layers, Linear, LinearConfig, Part};
 
 use crate::feed_forward::FeedForward;
@@ -60,10 +60,7 @@ fn router(experts: &ExpertsConfig, part: &Part) -> Result<Router> {
     let router = router.balanced(part.layers().rank() == 0);
     let Some(sigmoid) = &experts.sigmoid else { return Ok(router) };
     // Steps of a thousandth would be lost in 16 bits.
-    let dtype = match vb.dtype() {
-        DType::F16 | DType::BF16 => DType::F32,
-        dtype => dtype,
-    };
+    let dtype = wide_dtype(vb.dtype());
     let correction = vb.get_with_hints_dtype(experts.count, EXPERT_CORRECTION, Init::Const(0.0), dtype)?;
     let router = router.scoring(Scoring::Sigmoid).scaled(sigmoid.factor).corrected(correction);
     Ok(router.groups(sigmoid.groups, sigmoid.groups_per_token))
@@ -100,10 +97,7 @@ impl SharedExpert {
 
 impl Module for SharedExpert {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let wide = |x: Tensor| match x.dtype() {
-            DType::F16 | DType::BF16 => x.to_dtype(DType::F32),
-            _ => Ok(x),
-        };
+        let wide = |x: Tensor| x.to_dtype(wide_dtype(x.dtype()));
         let Some(gate) = &self.gate else { return self.expert.forward(x) };
         let gate = candle_nn::ops::sigmoid(&wide(gate.forward(x)?)?)?;
         wide(self.expert.forward(x)?)?.broadcast_mul(&gate)?.to_dtype(x.dtype())

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Module, Result, Tensor, bail};
 use ops::{
     Linear, Preferences, RowContext, binary_cross_entropy, cross_entropy, embedding, linear_no_bias, mse,
+    wide_dtype,
 };
 use training::build::{Layers, Part};
 
@@ -81,7 +82,8 @@ impl Scores {
 
     /// A reward is the only score of a document; it takes the place of an answer's log-probability, at the one place with a target.
     fn loss_of_pairs(&self, pairs: &Preferences, x: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        let scores = wide(&self.forward(x)?)?;
+        let scores = self.forward(x)?;
+        let scores = scores.to_dtype(wide_dtype(scores.dtype()))?;
         match scores.dim(2)? {
             1 => pairs.loss(&scores.squeeze(2)?, targets, IGNORE_INDEX),
             labels => bail!("pairs need a head with one score, their reward, and this one has {labels}"),
@@ -110,7 +112,8 @@ impl Scores {
             )
         }
         let places = Tensor::new(scored(targets)?, x.device())?;
-        let scores = wide(&self.linear.forward(&embedding(&x.reshape(((), features))?, &places)?)?)?;
+        let scores = self.linear.forward(&embedding(&x.reshape(((), features))?, &places)?)?;
+        let scores = scores.to_dtype(wide_dtype(scores.dtype()))?;
         let targets = match is_single {
             true => targets.flatten_all()?.index_select(&places, 0)?,
             false => targets.reshape(((), labels))?.index_select(&places, 0)?.to_dtype(scores.dtype())?,
@@ -137,12 +140,4 @@ pub(crate) fn scored(targets: &Tensor) -> Result<Vec<u32>> {
     }
     let numbers = targets.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
     Ok(places(numbers.into_iter().map(|number| number != IGNORE_INDEX).collect()))
-}
-
-/// A mean in 16 bits would have only 8 bits of precision.
-fn wide(scores: &Tensor) -> Result<Tensor> {
-    match scores.dtype() {
-        DType::F16 | DType::BF16 => scores.to_dtype(DType::F32),
-        _ => Ok(scores.clone()),
-    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::{D, DType, Device, Module, Result, Tensor, bail};
 use candle_nn::Init;
 use ops::tape::add;
-use ops::{DividedRows, LinearCrossEntropyConfig, RowContext, cross_entropy, embedding};
+use ops::{DividedRows, LinearCrossEntropyConfig, RowContext, cross_entropy, embedding, wide_dtype};
 use training::build::{Builder, Layers, Model, Part, Recompute, Unit, Units, Vocabulary, whole_rows};
 
 use crate::block::{Block, KvCache, Norm, ResidualDropout, rotary_positions};
@@ -278,10 +278,7 @@ impl Model for CausalLm {
     fn output_loss(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let classes = logits.dim(D::Minus1)?;
         // A mean in bf16 would have only 8 bits of precision.
-        let logits = match logits.dtype() {
-            DType::F16 | DType::BF16 => logits.to_dtype(DType::F32)?,
-            _ => logits.clone(),
-        };
+        let logits = logits.to_dtype(wide_dtype(logits.dtype()))?;
         cross_entropy(&logits.reshape(((), classes))?, &targets.flatten_all()?, Some(IGNORED))
     }
 

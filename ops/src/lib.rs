@@ -70,7 +70,7 @@ pub use op::{
     RotaryScaling, RouteRecord, Router, Routes, Scoring, SelfAttention, attention, attention_with_key_mask,
     binary_cross_entropy, columns, conv2d, cross_entropy, embedding, experts, gated_mlp, geglu, geglu_tanh,
     gelu, layer_norm, linear, linear_cross_entropy, linear_log_probs, linear_no_bias, log_softmax,
-    max_pool2d, mse, multihead_attention, relu, rms_norm, self_attention, softmax, swiglu,
+    max_pool2d, mse, multihead_attention, relu, rms_norm, self_attention, softmax, swiglu, wide_dtype,
 };
 pub use precision::{Precision, autocast};
 pub use recompute::{

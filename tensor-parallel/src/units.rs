@@ -8,7 +8,7 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use comm::autograd;
 use ops::tape::explicit_op1;
-use ops::{LinearCrossEntropyConfig, embedding};
+use ops::{LinearCrossEntropyConfig, embedding, wide_dtype};
 use training::build::{
     Builder, Division as Wanted, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig, WholeLayers,
     is_counting,
@@ -232,7 +232,7 @@ impl Vocabulary for Table {
         let (x, context) = self.selected(x, rows.as_ref())?;
         if targets.elem_count() == 0 {
             // The mean over nothing is NaN, as with an undivided vocabulary.
-            return wide(&x)?.sum_all()? + f64::NAN;
+            return x.to_dtype(wide_dtype(x.dtype()))?.sum_all()? + f64::NAN;
         }
         Ok(vocab_parallel_cross_entropy(&self.own_logits(&x, &context)?, &targets, &context)?)
     }
@@ -241,7 +241,7 @@ impl Vocabulary for Table {
         let (dims, all) = (targets.dims(), targets.elem_count());
         let (rows, targets) = counted(targets, Some(ignored))?;
         if targets.elem_count() == 0 {
-            let none = Tensor::zeros(dims, wide(&x.detach())?.dtype(), x.device())?;
+            let none = Tensor::zeros(dims, wide_dtype(x.dtype()), x.device())?;
             return explicit_op1("log_probs", [x], none, |[x], _| Ok([Some(x.zeros_like()?.detach())]));
         }
         let (x, context) = self.selected(x, rows.as_ref())?;
@@ -269,14 +269,7 @@ impl Table {
     fn own_logits(&self, x: &Tensor, context: &Context) -> Result<Tensor> {
         let own = op::column(x, &self.weight, None, context)?;
         let classes = own.dims().last().copied().unwrap_or(1);
-        wide(&own)?.reshape(((), classes))
-    }
-}
-
-fn wide(x: &Tensor) -> Result<Tensor> {
-    match x.dtype() {
-        DType::F16 | DType::BF16 => x.to_dtype(DType::F32),
-        _ => Ok(x.clone()),
+        own.to_dtype(wide_dtype(own.dtype()))?.reshape(((), classes))
     }
 }
 

@@ -122,10 +122,7 @@ impl GradSums {
 
 /// The dtype in which a variable's gradients are summed.
 fn wide(var: &Var) -> DType {
-    match var.dtype() {
-        DType::F16 | DType::BF16 => DType::F32,
-        dtype => dtype,
-    }
+    ops::wide_dtype(var.dtype())
 }
 
 /// Adds the second tensor to the first, in place.

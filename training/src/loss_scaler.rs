@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Tensor, Var};
+use candle_core::{Tensor, Var};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
@@ -185,10 +185,7 @@ fn scale_wide(grads: &mut GradStore, vars: &[Var], factor: f64) -> candle_core::
     let mut seen = HashSet::new();
     for var in vars.iter().filter(|var| seen.insert(var.id())) {
         let Some(grad) = grads.remove(var) else { continue };
-        let wide = match grad.dtype() {
-            DType::F16 | DType::BF16 => grad.to_dtype(DType::F32)?,
-            _ => grad,
-        };
+        let wide = grad.to_dtype(ops::wide_dtype(grad.dtype()))?;
         grads.insert(var, wide.affine(factor, 0.0)?);
     }
     Ok(())

@@ -61,7 +61,7 @@ impl Job for FinetuneOptions {
             false => None,
         };
         let mut weights = self.labels.open(&self.model, tokenizer.as_ref())?.with_seed(self.options.seed);
-        let lora = self.adapters.lora(&weights, &self.options)?.map(|lora| lora.of_folder(&self.model));
+        let lora = self.lora(&weights)?.map(|lora| lora.of_folder(&self.model));
         if let (Some(folder), Some(lora)) = (&self.adapters.adapters, &lora) {
             weights = weights.with_adapters(folder, lora)?;
         }

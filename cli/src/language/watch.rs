@@ -12,7 +12,7 @@ use comm::{Communicator, all_gather_object};
 use girandole::trainer::{Observer, ObserverState, Regrouping, StepReport};
 use girandole::{ExpertLoad, Parallel, PreferenceReport};
 use indicatif::HumanDuration;
-use models::{CausalLm, LabelsConfig, Tokenizer};
+use models::{CausalLm, Tokenizer};
 use report::{Evaluation, RoutedTokens, RouterTokens};
 
 use super::events::Events;
@@ -37,8 +37,6 @@ pub(super) struct TrainObserver<'a> {
     log: Option<RunLog<'a>>,
     events: Events<'a>,
     sample: Option<(&'a Tokenizer, &'a Sample)>,
-    /// What documents are scored for, if they are.
-    labels: Option<&'a LabelsConfig>,
     speed: Speed,
     /// Counters since the last printed line.
     tokens: f64,
@@ -73,7 +71,6 @@ impl<'a> TrainObserver<'a> {
             log,
             events: Events::new(options.tensorboard.as_deref()),
             sample,
-            labels: None,
             speed,
             tokens: 0.0,
             steps: 0,
@@ -85,11 +82,6 @@ impl<'a> TrainObserver<'a> {
             times,
             begins_anew: false,
         }
-    }
-
-    /// Tells how good scores for these labels are, too.
-    pub(super) fn measuring(self, labels: Option<&'a LabelsConfig>) -> Self {
-        Self { labels, ..self }
     }
 
     /// Returns the log, and the speed scaled to the current ranks.
@@ -210,7 +202,9 @@ impl Observer<CausalLm> for TrainObserver<'_> {
         let loss = evaluation.loss;
         let measures = match &evaluation.preferences {
             Some(pairs) => pair_metrics(pairs).measures().into(),
-            None => self.labels.map(|labels| labels.measures(&evaluation.sums)).unwrap_or_default(),
+            None => {
+                self.data.rows.labels().map(|labels| labels.measures(&evaluation.sums)).unwrap_or_default()
+            }
         };
         let shown = match measures.is_empty() {
             true => format!(", perplexity {:.2}", loss.exp()),

@@ -12,13 +12,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor, Var};
-use comm::{Communicator, Operation, ReduceOp};
+use comm::Communicator;
 use serde::{Deserialize, Serialize};
+use strategy::BucketAverage;
 use training::DeferredCopy;
 use training::build::Model;
 
 use self::exchange::sum_over_groups;
-use crate::parallel::FarGroups;
+use crate::parallel::{FarGroups, sum};
 use crate::{Error, Parallel, Result};
 use quantized::BLOCK;
 pub use quantized::FarPrecision;
@@ -64,8 +65,9 @@ impl FarConfig {
     }
 }
 
-/// Number of elements that are sent at once.
+/// Number of elements that are sent at once, and of bytes of buffers.
 const BUCKET: usize = 4 << 20;
+const BUCKET_BYTES: usize = 16 << 20;
 
 /// Ends of the keys under which the state of a parameter is saved.
 const START: &str = ".far_start";
@@ -91,11 +93,6 @@ pub struct FarAverage {
     targets: u64,
 }
 
-/// Elements that are sent of a parameter: whole blocks.
-fn padded(slot: &Slot) -> usize {
-    slot.var.elem_count().next_multiple_of(BLOCK)
-}
-
 /// The outer state of a parameter.
 #[derive(Debug)]
 struct Slot {
@@ -106,6 +103,18 @@ struct Slot {
     momentum: Option<Tensor>,
     /// What was not sent of its changes.
     error: Option<Tensor>,
+}
+
+impl Slot {
+    /// The value after the last average; before the first step, the present one.
+    fn start(&self) -> candle_core::Result<Tensor> {
+        self.start.clone().map_or_else(|| self.var.as_detached_tensor().copy(), Ok)
+    }
+
+    /// Elements that are sent: whole blocks.
+    fn padded(&self) -> usize {
+        self.var.elem_count().next_multiple_of(BLOCK)
+    }
 }
 
 impl FarAverage {
@@ -140,8 +149,8 @@ impl FarAverage {
     /// # Errors
     /// candle's, if memory is exhausted.
     pub fn begin_step(&mut self) -> Result<()> {
-        for slot in self.slots.iter_mut().filter(|slot| slot.start.is_none()) {
-            slot.start = Some(slot.var.as_detached_tensor().copy()?);
+        for slot in &mut self.slots {
+            slot.start = Some(slot.start()?);
         }
         Ok(())
     }
@@ -157,19 +166,16 @@ impl FarAverage {
     }
 
     fn average(&mut self) -> Result<()> {
-        let all = Tensor::new(&[self.targets as f64], &Device::Cpu)?;
-        self.groups.across.run(Operation::AllReduce { tensor: all.clone(), op: ReduceOp::Sum })?;
-        let total = all.to_vec1::<f64>()?[0];
+        let total = sum(&*self.groups.across, self.targets as f64)?;
         if total > 0.0 {
             let share = self.targets as f64 / total;
             for bucket in self.buckets() {
                 self.average_bucket(bucket, share)?;
             }
         }
-        for buffer in &self.buffers {
-            let mean = buffer.as_detached_tensor();
-            self.groups.across.run(Operation::AllReduce { tensor: mean, op: ReduceOp::Avg })?;
-        }
+        let mut buffers = BucketAverage::new(self.groups.across.clone(), BUCKET_BYTES);
+        self.buffers.iter().try_for_each(|buffer| buffers.add(&buffer.as_detached_tensor()))?;
+        buffers.wait()?;
         self.targets = 0;
         Ok(())
     }
@@ -197,15 +203,14 @@ impl FarAverage {
 
     fn average_bucket(&mut self, bucket: Range<usize>, share: f64) -> Result<()> {
         let change = |slot: &Slot| {
-            let var = slot.var.as_detached_tensor();
-            let change = match &slot.start {
-                Some(start) => ((start - &var)? * share)?,
-                None => var.zeros_like()?,
+            let change = ((slot.start()? - slot.var.as_detached_tensor())? * share)?;
+            let change = match &slot.error {
+                Some(error) => (change + error)?,
+                None => change,
             };
-            let change =
-                slot.error.as_ref().map_or(Ok(change.clone()), |error| &change + error)?.flatten_all()?;
+            let change = change.flatten_all()?;
             // So that a scale is of one parameter: ranks that hold one whole beside parts of others send the same of it.
-            change.pad_with_zeros(0, 0, padded(slot) - change.elem_count())
+            change.pad_with_zeros(0, 0, slot.padded() - change.elem_count())
         };
         let changes = self.slots[bucket.clone()].iter().map(change);
         let changes = Tensor::cat(&changes.collect::<candle_core::Result<Vec<_>>>()?, 0)?;
@@ -229,14 +234,10 @@ impl FarAverage {
                     moved
                 }
             };
-            let from = match &slot.start {
-                Some(start) => start.clone(),
-                None => slot.var.as_detached_tensor().copy()?,
-            };
-            let start = (from - (moved * learning_rate)?)?;
+            let start = (slot.start()? - (moved * learning_rate)?)?;
             slot.var.set(&start)?;
             slot.start = Some(start);
-            begin += padded(slot);
+            begin += slot.padded();
         }
         Ok(())
     }

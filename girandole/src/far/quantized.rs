@@ -50,13 +50,16 @@ impl Quantized {
         let mut scales = Vec::with_capacity(numbers.len() / BLOCK);
         let mut codes = Vec::with_capacity(numbers.len() * bits as usize / 8);
         for block in numbers.chunks(BLOCK) {
-            let scale = block.iter().fold(0f32, |most, x| most.max(x.abs())) / most as f32;
             // A block with a number that is not finite is not finite as a whole. Of one of zeros, or of numbers that are too small for a
             // scale, nothing is sent.
-            let scale = if block.iter().all(|x| x.is_finite()) { scale } else { f32::NAN };
-            let factor = if scale.is_normal() { 1.0 / scale } else { 0.0 };
+            let scale = match block.iter().fold(0f32, |most, x| most.max(x.abs())) / most as f32 {
+                _ if !block.iter().all(|x| x.is_finite()) => f32::NAN,
+                scale if scale.is_normal() => scale,
+                _ => 0.0,
+            };
+            let factor = if scale > 0.0 { 1.0 / scale } else { 0.0 };
             let code = |x: f32| (x * factor).round().clamp(-(most as f32), most as f32) as i8;
-            scales.push(if factor == 0.0 && !scale.is_nan() { 0.0 } else { scale });
+            scales.push(scale);
             match bits {
                 4 => codes.extend(block.chunks(2).map(|pair| {
                     let [low, high] = [0, 1].map(|at| pair.get(at).map_or(0, |x| code(*x)) as u8 & 0xf);

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use candle_core::{Device, Tensor};
-use comm::{Communicator, Mesh, Operation, ReduceOp, broadcast_object};
+use comm::{Communicator, Mesh, Operation, broadcast_object};
 
+use super::micro_batches::sum;
 use crate::{Layout, Result};
 
 /// The groups of ranks that train on their own.
@@ -48,9 +48,7 @@ impl FarGroups {
 
     /// Whether something is so in all groups. Call on every rank.
     pub(crate) fn all(&self, own: bool) -> Result<bool> {
-        let all = Tensor::new(&[u8::from(own)], &Device::Cpu)?;
-        self.world.run(Operation::AllReduce { tensor: all.clone(), op: ReduceOp::Min })?;
-        Ok(all.to_vec1::<u8>()?[0] == 1)
+        Ok(sum(&*self.world, f64::from(u8::from(!own)))? == 0.0)
     }
 
     /// Waits until all groups have come so far: before a checkpoint, until all have written the one before. Of the last two that a group keeps,

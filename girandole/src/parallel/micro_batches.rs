@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Operation, ReduceOp, all_gather_object};
 use ops::tape::scalar_with_gradient;
-use ops::{Balance, DividedRows, Documents, PairResult, Preferences, RowContext, RowKeys};
+use ops::{Balance, DividedRows, Documents, PairResult, Preferences, RowContext, RowKeys, wide_dtype};
 use training::build::Model;
 
 use super::{Kind, Parallel};
@@ -328,11 +328,8 @@ pub(super) fn weighted(loss: &Tensor, count: usize, share: f64) -> Result<Tensor
         return Ok(loss.clone());
     }
     // The factor may not be representable in 16 bits.
-    let loss = match loss.dtype() {
-        DType::F16 | DType::BF16 => loss.to_dtype(DType::F32)?,
-        _ => loss.clone(),
-    };
-    Ok(ops::tape::scale(&loss, factor)?)
+    let wide = loss.to_dtype(wide_dtype(loss.dtype()))?;
+    Ok(ops::tape::scale(&wide, factor)?)
 }
 
 /// Returns a loss with zero gradients, for a micro-batch without targets that count, whose mean would be NaN. Backward
@@ -358,7 +355,7 @@ pub(super) fn number(loss: &Tensor) -> Result<f64> {
 }
 
 /// Returns the sum over the ranks of a group.
-fn sum(comm: &dyn Communicator, own: f64) -> Result<f64> {
+pub(crate) fn sum(comm: &dyn Communicator, own: f64) -> Result<f64> {
     Ok(sums(comm, [own])?[0])
 }
 

@@ -37,7 +37,7 @@ use crate::Layout;
 pub use balance::{ExpertBalance, ExpertLoad};
 pub use config::{IsTrained, ParallelConfig};
 pub use far_groups::FarGroups;
-pub(crate) use micro_batches::{MicroBatch, Prepared, added};
+pub(crate) use micro_batches::{MicroBatch, Prepared, added, sum};
 pub use preferences::PreferenceReport;
 pub use stages::StagesForward;
 

@@ -80,9 +80,9 @@ impl<M: Model> Trainer<'_, M> {
         };
         self.done.step += 1;
         // Of groups that train on their own (`far`), after several steps.
-        let is_last = self.done.step == self.config.steps;
         if self.model.far().is_some() {
             self.wait_for_copies();
+            let is_last = self.done.step == self.config.steps;
             let targets = if step.skipped { 0 } else { step.targets };
             self.optimizer.average_groups(self.done.step, targets, is_last)?;
         }

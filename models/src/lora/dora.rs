@@ -3,6 +3,7 @@
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use ops::tape::{add, explicit_op2, scale};
+use ops::wide_dtype;
 use training::build::{Division, LinearConfig, whole_rows};
 
 use super::dropout::AdapterDropout;
@@ -55,7 +56,7 @@ impl DoraLinear {
 
     /// Returns the norms of the rows of the base's weight with the adapter's change, without making either.
     fn norms(&self) -> Result<Tensor> {
-        let dtype = wide(self.dtype);
+        let dtype = wide_dtype(self.dtype);
         let (Matrix::Wide(a), Matrix::Wide(b)) = (&self.a.matrix, &self.b.matrix) else {
             candle_core::bail!("the matrices of an adapter are never in 4 bits")
         };
@@ -113,9 +114,4 @@ fn scaled_by(y: &Tensor, magnitude: &Tensor, norms: &Tensor) -> Result<Tensor> {
 pub(super) fn merged(weight: &Tensor, magnitude: &Tensor) -> Result<Tensor> {
     let factor = (magnitude.to_dtype(weight.dtype())? / weight.sqr()?.sum(1)?.sqrt()?)?;
     weight.broadcast_mul(&factor.unsqueeze(1)?)
-}
-
-/// Returns the dtype in which norms are computed.
-fn wide(dtype: DType) -> DType {
-    if dtype == DType::F64 { dtype } else { DType::F32 }
 }

@@ -51,10 +51,7 @@ enum Wanted {
 }
 
 fn fused(logits: &Tensor, targets: &Tensor, context: &Context, wanted: Wanted) -> Result<Tensor> {
-    let wide = match logits.dtype() {
-        DType::F16 | DType::BF16 => logits.to_dtype(DType::F32)?,
-        _ => logits.clone(),
-    };
+    let wide = logits.to_dtype(ops::wide_dtype(logits.dtype()))?;
     let found = match wide.dtype() {
         DType::F64 => fused_in::<f64>(&wide, targets, context, wanted)?,
         _ => fused_in::<f32>(&wide, targets, context, wanted)?,

@@ -274,9 +274,8 @@ impl<J: Job> Command for J {
         let (watch, times) = (rank.stopwatch(), Cell::new(Times::default()));
         let samples = subject.tokenizer.as_ref().zip(sample.as_ref());
         let phase = if is_new { RankPhase::New } else { RankPhase::AtWork };
-        let (labels, begun) = (subject.weights.config().labels.as_ref(), trainer.step());
-        let observer = TrainObserver::new(options, &data, log, samples, speed, begun, &times, phase);
-        let mut observer = observer.measuring(labels);
+        let begun = trainer.step();
+        let mut observer = TrainObserver::new(options, &data, log, samples, speed, begun, &times, phase);
         rank.stage = RankPhase::AtWork;
         let mut seconds = None;
         let mut measure = |model: &mut Parallel<CausalLm>| {
