@@ -118,6 +118,7 @@ pub mod progress;
 pub mod rank;
 pub mod recipe;
 mod result_line;
+mod resume;
 mod run;
 pub mod run_log;
 pub mod same_options;

@@ -72,7 +72,6 @@ mod shapes;
 mod split;
 mod stage;
 mod tied;
-mod units;
 
 pub use config::PipelineConfig;
 pub use error::{Error, Result};
@@ -80,4 +79,4 @@ pub use modules::Modules;
 pub use pipeline::{Pipeline, StepOutput};
 pub use schedule::{Action, ActionKind, Durations, Plan, Schedule, ScheduleKind, Span, Table};
 pub use split::{Cost, Split};
-pub use strategy::{DistributedModel, ReplicaGroups};
+pub use strategy::{DistributedModel, ParameterGroups};

@@ -7,11 +7,6 @@ use training::internal::clip_by_norm;
 
 use crate::{DistributedModel, Error, first_of};
 
-pub(crate) fn grad_norm<M: DistributedModel + ?Sized>(model: &M, grads: &GradStore) -> Result<f64, M::Error> {
-    let own = training::grad_norm(grads, &model.counted_vars()?)?;
-    Ok(global_norm(model.partition_groups(), own)?)
-}
-
 pub(crate) fn clip_grad_norm<M: DistributedModel + ?Sized>(
     model: &M,
     grads: &mut GradStore,

@@ -2,9 +2,8 @@
 
 use candle_core::backprop::GradStore;
 use candle_core::{Result, Tensor};
-use candle_nn::Optimizer;
 
-use crate::{Adam, Error, OptimizerState, Sgd};
+use crate::{Error, OptimizerState};
 
 /// An optimizer for a model of which this rank may hold parts only. A further optimizer implements this; a trainer that
 /// chooses among several by name has to know the name.
@@ -18,26 +17,6 @@ pub trait StepOptimizer: OptimizerState {
     /// # Errors
     /// A gradient that does not fit its parameter; an invalid configuration; failures of communication.
     fn step_whole(&mut self, grads: &GradStore, scale: f64, matrices: &mut dyn WholeMatrices) -> Result<()>;
-}
-
-impl StepOptimizer for Adam {
-    fn set_learning_rate(&mut self, learning_rate: f64) {
-        Optimizer::set_learning_rate(self, learning_rate);
-    }
-
-    fn step_whole(&mut self, grads: &GradStore, scale: f64, _: &mut dyn WholeMatrices) -> Result<()> {
-        self.step_scaled(grads, scale)
-    }
-}
-
-impl StepOptimizer for Sgd {
-    fn set_learning_rate(&mut self, learning_rate: f64) {
-        Optimizer::set_learning_rate(self, learning_rate);
-    }
-
-    fn step_whole(&mut self, grads: &GradStore, scale: f64, _: &mut dyn WholeMatrices) -> Result<()> {
-        self.step_scaled(grads, scale)
-    }
 }
 
 /// Where a matrix of which ranks hold parts is whole: on one of them.

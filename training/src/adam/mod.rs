@@ -11,6 +11,7 @@ use candle_nn::Optimizer;
 use ops::kernels;
 
 use crate::low_bits::{LOW_BITS, LowBits, is_narrow};
+use crate::optimizer::{StepOptimizer, WholeMatrices};
 use crate::slot::{Reader, Slot, check_scale, named_by_index, slots};
 use crate::state::{Buffer, DeferredCopy, state_dtype};
 use crate::{Error, OptimizerState, Result};
@@ -315,6 +316,21 @@ impl Optimizer for Adam {
 
     fn set_learning_rate(&mut self, lr: f64) {
         self.config.learning_rate = lr;
+    }
+}
+
+impl StepOptimizer for Adam {
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        Optimizer::set_learning_rate(self, learning_rate);
+    }
+
+    fn step_whole(
+        &mut self,
+        grads: &GradStore,
+        scale: f64,
+        _: &mut dyn WholeMatrices,
+    ) -> candle_core::Result<()> {
+        self.step_scaled(grads, scale)
     }
 }
 

@@ -10,6 +10,7 @@ use candle_core::{Tensor, Var};
 use candle_nn::Optimizer;
 
 use crate::low_bits::{LOW_BITS, LowBits};
+use crate::optimizer::{StepOptimizer, WholeMatrices};
 use crate::slot::{Reader, Slot, check_scale, named_by_index, slots};
 use crate::state::{Buffer, DeferredCopy, on_host, state_dtype};
 use crate::{Error, OptimizerState, Result};
@@ -202,6 +203,21 @@ impl Optimizer for Sgd {
 
     fn set_learning_rate(&mut self, lr: f64) {
         self.config.learning_rate = lr;
+    }
+}
+
+impl StepOptimizer for Sgd {
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        Optimizer::set_learning_rate(self, learning_rate);
+    }
+
+    fn step_whole(
+        &mut self,
+        grads: &GradStore,
+        scale: f64,
+        _: &mut dyn WholeMatrices,
+    ) -> candle_core::Result<()> {
+        self.step_scaled(grads, scale)
     }
 }
 
