@@ -7,7 +7,7 @@ use std::path::Path;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Init, Optimizer, VarMap, func};
 use comm::{Local, Mesh};
-use pipeline::{Cost, Modules, Pipeline, PipelineConfig, ReplicaGroups, ScheduleKind, Split};
+use pipeline::{Cost, Modules, ParameterGroups, Pipeline, PipelineConfig, ScheduleKind, Split};
 use sampler::Generator;
 use tensor_parallel::{
     ColumnConfig, ColumnParallelLinear, DistributedModel, LanguageModel, LanguageModelConfig,
@@ -146,7 +146,7 @@ fn on_mesh(
             schedule,
             micro_batches: MICRO_BATCHES,
             split: split.clone(),
-            dp: Some(ReplicaGroups::of(copies)),
+            averaged_over: Some(ParameterGroups::of(copies)),
             tp: Some(tp),
             ..PipelineConfig::default()
         };

@@ -135,7 +135,7 @@ fn launched<C: Command>(command: &C, config: &comm::TcpConfig) -> Result<()> {
         if !rank.newcomer && rank.comm.rank() == command.reporter(config.world_size) {
             metrics = begin_metrics(command)?;
         }
-        if !rank.newcomer && rank.stage < RankPhase::Prepared {
+        if !rank.newcomer && rank.phase < RankPhase::Prepared {
             rank.first_alone(config.timeout, || {
                 if !is_prepared {
                     command.prepare(setup, config.world_size, metrics.as_mut())?;
@@ -143,7 +143,7 @@ fn launched<C: Command>(command: &C, config: &comm::TcpConfig) -> Result<()> {
                 }
                 Ok(())
             })?;
-            rank.stage = RankPhase::Prepared;
+            rank.phase = RankPhase::Prepared;
         }
         if command.elastic().is_some() && metrics.is_none() {
             // Rank 0 has begun the file, and another rank may replace it.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Var;
 use comm::internal::line_difference;
-use strategy::ReplicaGroups;
+use strategy::ParameterGroups;
 use training::AuditConfig;
 
 use crate::hook::ReducerRef;
@@ -20,48 +20,49 @@ pub(crate) struct ModelState<'a> {
     pub(crate) integers: &'a [(String, Var)],
 }
 
-/// Checks that all ranks that have replicas of a parameter have the same, broadcasts the first rank's values, and creates the
+/// Checks that all ranks over which a parameter is averaged have the same, broadcasts the first rank's values, and creates the
 /// reducer.
 pub(crate) fn set_up_group(
-    replicas: ReplicaGroups,
+    averaged_over: ParameterGroups,
     state: &ModelState<'_>,
     config: &DdpConfig,
     link: &ReducerRef,
 ) -> Result<Arc<Reducer>> {
-    let groups: Vec<_> = replicas.groups().enumerate().collect();
+    let groups: Vec<_> = averaged_over.groups().enumerate().collect();
     if groups.len() > 1 && !matches!(config.hook, CommHook::AllReduce) {
         let help = "leave it out: where ranks have different parameters, gradients are averaged as they are";
         let hook = format!("{:?}", config.hook);
         return Err(strategy::Error::invalid("DdpConfig::hook", hook, help).into());
     }
     let mut difference = None;
-    for (place, comm) in &groups {
-        let found = line_difference(&***comm, 0, &describe(state, config, &replicas, *place))?;
+    for (group, comm) in &groups {
+        let found = line_difference(&***comm, 0, &describe(state, config, &averaged_over, *group))?;
         difference = difference.or(found);
     }
     let checked = difference.map_or(Ok(()), |difference| Err(Error::ModelMismatch(difference)));
     match groups.len() {
         1 => checked?,
-        _ => strategy::all_agree([&**replicas.all()], checked)?,
+        _ => strategy::all_agree([&**averaged_over.all()], checked)?,
     }
     let &ModelState { parameters, buffers, integers } = state;
-    for (place, comm) in groups.into_iter().filter(|(_, comm)| comm.world_size() > 1) {
-        let parameters = parameters.iter().filter(|parameter| replicas.place_of(parameter.name()) == place);
-        let others = buffers.iter().chain(integers).filter(|_| place == 0).map(|(_, var)| var);
+    for (group, comm) in groups.into_iter().filter(|(_, comm)| comm.world_size() > 1) {
+        let parameters =
+            parameters.iter().filter(|parameter| averaged_over.index_of(parameter.name()) == group);
+        let others = buffers.iter().chain(integers).filter(|_| group == 0).map(|(_, var)| var);
         let vars: Vec<&Var> = parameters.map(Parameter::var).chain(others).collect();
         initial::broadcast(&**comm, &vars, config.bucket_bytes)?;
     }
-    let reducer = Arc::new(Reducer::new(replicas, parameters, buffers, config));
+    let reducer = Arc::new(Reducer::new(averaged_over, parameters, buffers, config));
     *lock(link) = Arc::downgrade(&reducer);
     Ok(reducer)
 }
 
-/// Describes what must be equal on all ranks of the group at a place, one line per item.
+/// Describes what must be equal on all ranks of a group, one line per item.
 fn describe(
     state: &ModelState<'_>,
     config: &DdpConfig,
-    replicas: &ReplicaGroups,
-    place: usize,
+    averaged_over: &ParameterGroups,
+    group: usize,
 ) -> Vec<String> {
     let &ModelState { parameters, buffers, integers } = state;
     let DdpConfig {
@@ -86,9 +87,9 @@ fn describe(
         let kind = kinds.item(var, 0).kind;
         lines.push(format!("{what} {name} {:?} {:?} (kind {kind})", var.dims(), var.dtype()));
     };
-    let own = parameters.iter().filter(|parameter| replicas.place_of(parameter.name()) == place);
+    let own = parameters.iter().filter(|parameter| averaged_over.index_of(parameter.name()) == group);
     own.for_each(|parameter| line("parameter", parameter.name(), parameter.var()));
-    if place == 0 {
+    if group == 0 {
         buffers.iter().for_each(|(name, buffer)| line("buffer", name, buffer));
         integers.iter().for_each(|(name, var)| line("integers", name, var));
     }

@@ -57,7 +57,7 @@ impl Parameter {
 pub(crate) struct Kinds(Vec<(DType, DeviceLocation, usize)>);
 
 impl Kinds {
-    /// The item of a tensor, whose replicas are the ranks of the group at this place ([`strategy::ReplicaGroups`]).
+    /// The item of a tensor, of the group of this index ([`strategy::ParameterGroups`]).
     pub(crate) fn item(&mut self, tensor: &Tensor, group: usize) -> Item {
         let kind = (tensor.dtype(), tensor.device().location(), group);
         let elements = tensor.elem_count();

@@ -1,28 +1,28 @@
-//! Process groups of a model: which ranks form a shard group and which a replica group (hybrid sharding).
+//! Process groups of a model: who has the shards of a parameter, and who the same shard (hybrid sharding).
 
 use std::sync::Arc;
 
 use comm::{Communicator, Mesh, Stats};
-use strategy::ReplicaGroups;
+use strategy::ParameterGroups;
 
 use crate::{Error, Result, ShardingStrategy};
 
 /// The process groups of a model.
 #[derive(Debug, Clone)]
 pub(crate) struct Groups {
-    /// All ranks of this model; of each parameter, those that have a part of it.
-    pub(crate) owners: ReplicaGroups,
+    /// Of each parameter, the ranks over which its gradient is averaged: all that have a part of it. Together, all ranks of this model.
+    pub(crate) averaged_over: ParameterGroups,
     /// Ranks that each hold a different shard of the parameters; `None` where each rank holds everything.
     pub(crate) shard: Option<Arc<dyn Communicator>>,
     /// Ranks that hold the same shard of a parameter; `None` where no other rank does.
-    pub(crate) dp: Option<ReplicaGroups>,
+    pub(crate) same_shard: Option<ParameterGroups>,
 }
 
 impl Groups {
     pub(crate) fn flat(world: Arc<dyn Communicator>, strategy: ShardingStrategy) -> Self {
         let all = Some(world.clone());
         let (shard, dp) = if strategy == ShardingStrategy::NoShard { (None, all) } else { (all, None) };
-        Self::new(shard, ReplicaGroups::of(world), dp.map(ReplicaGroups::of))
+        Self::new(shard, ParameterGroups::of(world), dp.map(ParameterGroups::of))
     }
 
     pub(crate) fn hybrid(mesh: &Mesh, shard: &str, dp: &str, strategy: ShardingStrategy) -> Result<Self> {
@@ -31,27 +31,27 @@ impl Groups {
         }
         let world = mesh.plane(&[shard, dp])?;
         let (shard, dp) = (mesh.axis(shard)?.clone(), mesh.axis(dp)?.clone());
-        Ok(Self::new(Some(shard), ReplicaGroups::of(world), Some(ReplicaGroups::of(dp))))
+        Ok(Self::new(Some(shard), ParameterGroups::of(world), Some(ParameterGroups::of(dp))))
     }
 
     pub(crate) fn new(
         shard: Option<Arc<dyn Communicator>>,
-        owners: ReplicaGroups,
-        dp: Option<ReplicaGroups>,
+        averaged_over: ParameterGroups,
+        same_shard: Option<ParameterGroups>,
     ) -> Self {
         let shard = shard.filter(|comm| comm.world_size() > 1);
-        Self { shard, owners, dp: dp.filter(|copies| copies.all().world_size() > 1) }
+        Self { shard, averaged_over, same_shard: same_shard.filter(|group| group.all().world_size() > 1) }
     }
 
     /// All ranks of this model.
     pub(crate) fn world(&self) -> &Arc<dyn Communicator> {
-        self.owners.all()
+        self.averaged_over.all()
     }
 
     /// Returns this rank's traffic in all groups. Several of them may be the same communicator, which is counted once.
     pub(crate) fn stats(&self) -> Stats {
-        let copies = self.dp.iter().flat_map(ReplicaGroups::groups);
-        let all: Vec<_> = self.owners.groups().chain(&self.shard).chain(copies).collect();
+        let same_shard = self.same_shard.iter().flat_map(ParameterGroups::groups);
+        let all: Vec<_> = self.averaged_over.groups().chain(&self.shard).chain(same_shard).collect();
         let is_new = |(index, comm): &(usize, &&Arc<dyn Communicator>)| {
             !all[..*index].iter().any(|before| Arc::ptr_eq(before, comm))
         };

@@ -18,12 +18,12 @@ pub(crate) type CoreRef = Arc<OnceLock<Weak<Core>>>;
 /// backward reaches it.
 pub(crate) fn parameter(
     anchor: &Var,
-    place: ParamIndex,
+    param: ParamIndex,
     shape: &Shape,
     dtype: DType,
     link: CoreRef,
 ) -> Result<Tensor> {
-    let hook = Hook { place, shape: shape.clone(), dtype, link };
+    let hook = Hook { param, shape: shape.clone(), dtype, link };
     let tensor = ops::tape::apply_op1(anchor, hook)?;
     storage::take_storage(&tensor)?;
     Ok(tensor)
@@ -31,7 +31,7 @@ pub(crate) fn parameter(
 
 /// Forward: allocates a parameter. Backward: passes the gradient to the `Core`, and returns none to candle.
 struct Hook {
-    place: ParamIndex,
+    param: ParamIndex,
     shape: Shape,
     dtype: DType,
     link: CoreRef,
@@ -56,7 +56,7 @@ impl CustomOp1 for Hook {
 
     fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         match self.link.get().and_then(Weak::upgrade) {
-            Some(core) => core.receive(self.place, grad).map(|()| None).map_err(Into::into),
+            Some(core) => core.receive(self.param, grad).map(|()| None).map_err(Into::into),
             // The `Fsdp` has been dropped, and the shards with it.
             None => Ok(None),
         }

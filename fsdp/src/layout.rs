@@ -44,8 +44,8 @@ pub(crate) struct Slot {
 }
 
 impl FlatLayout {
-    /// Computes the layout for parameters on `ranks` ranks: `params` are their lengths, each with the place of its group of
-    /// replicas. Those of a group with fewer than `pack` elements share one part.
+    /// Computes the layout for parameters on `ranks` ranks: `params` are their lengths, each with the index of its
+    /// group. Those of a group with fewer than `pack` elements share one part.
     pub(crate) fn new(params: &[(usize, usize)], pack: usize, ranks: usize) -> Self {
         let mut layout = Self { parts: Vec::new(), shard_len: 0, ranks };
         let groups = params.iter().map(|(_, group)| group + 1).max().unwrap_or(0);

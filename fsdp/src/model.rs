@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder};
 use comm::internal::{Digest, line_difference};
 use comm::{Communicator, Mesh, Stats};
-use strategy::ReplicaGroups;
+use strategy::ParameterGroups;
 use training::AuditConfig;
 
 use crate::builder::UnitBuilder;
@@ -86,15 +86,16 @@ impl<M> Fsdp<M> {
     }
 
     /// Shards over the ranks of `shard`, with other ranks that hold the same shards, and with parameters that only some of all
-    /// ranks have, such as experts. `owners` are all ranks that have a part of a parameter, and `copies` those of them that have
+    /// ranks have, such as experts. `averaged_over` are all ranks that have a part of a parameter, and `same_shard` those of them that have
     /// the same shard of it. [`Fsdp::pieces`](strategy::DistributedModel::pieces), and so the norm and checkpoints, are those of
     /// this rank's parameters alone: who divides parameters over ranks knows what each has.
     ///
     /// # Errors
     /// [`crate::ShardingStrategy::NoShard`]; those of [`Fsdp::new`].
-    pub fn with_replicas<'a>(
+    pub fn with_groups<'a>(
         shard: Arc<dyn Communicator>,
-        (owners, copies): (ReplicaGroups, ReplicaGroups),
+        averaged_over: ParameterGroups,
+        same_shard: ParameterGroups,
         vb: VarBuilder<'a>,
         config: &FsdpConfig,
         build: impl FnOnce(UnitBuilder<'a>) -> candle_core::Result<M>,
@@ -102,7 +103,7 @@ impl<M> Fsdp<M> {
         if config.strategy == ShardingStrategy::NoShard {
             return Err(Error::NothingSharded { axis: "shard".into() });
         }
-        Self::build(Groups::new(Some(shard), owners, Some(copies)), vb, config, build)
+        Self::build(Groups::new(Some(shard), averaged_over, Some(same_shard)), vb, config, build)
     }
 
     fn build<'a>(
@@ -116,8 +117,8 @@ impl<M> Fsdp<M> {
             config: config.clone(),
             shards: groups.shards(),
             shard_rank: groups.shard_rank(),
-            has_copies: groups.dp.is_some(),
-            owners: groups.owners.clone(),
+            has_copies: groups.same_shard.is_some(),
+            averaged_over: groups.averaged_over.clone(),
             link: Arc::new(OnceLock::new()),
             anchor: Var::zeros(1, DType::F32, vb.device())?,
             model: Mutex::default(),
@@ -128,12 +129,12 @@ impl<M> Fsdp<M> {
         // Reading may fail on one rank alone.
         let all = [&**groups.world() as &dyn Communicator];
         let model = strategy::all_agree_with(all, built, peer_failed)?;
-        let of_place = |place| describe(&parts, config, &groups.owners, place);
-        let described: Result<Vec<_>> = (0..groups.owners.groups().count()).map(of_place).collect();
-        check_equal(&groups.owners, 0, &strategy::all_agree_with(all, described, peer_failed)?)?;
+        let of_group = |group| describe(&parts, config, &groups.averaged_over, group);
+        let described: Result<Vec<_>> = (0..groups.averaged_over.groups().count()).map(of_group).collect();
+        check_equal(&groups.averaged_over, 0, &strategy::all_agree_with(all, described, peer_failed)?)?;
         // Compared among the ranks that keep the same shard.
-        let kept = (0..groups.owners.groups().count()).map(|place| describe_kept(&parts, place));
-        check_equal(&groups.owners, groups.shard_rank(), &kept.collect::<Vec<_>>())?;
+        let kept = (0..groups.averaged_over.groups().count()).map(|group| describe_kept(&parts, group));
+        check_equal(&groups.averaged_over, groups.shard_rank(), &kept.collect::<Vec<_>>())?;
         let core = Arc::new(Core::new(groups, config.clone(), parts));
         // The link was created above, so it is not set yet.
         let _ = plan.link.set(Arc::downgrade(&core));
@@ -284,16 +285,16 @@ fn check_dtypes(config: &FsdpConfig) -> Result<()> {
 }
 
 /// Checks that the lines of each group are equal on its ranks of the same number. Every rank must call it.
-fn check_equal(owners: &ReplicaGroups, number: usize, lines: &[Vec<String>]) -> Result<()> {
+fn check_equal(averaged_over: &ParameterGroups, number: usize, lines: &[Vec<String>]) -> Result<()> {
     let mut difference = None;
-    for (comm, lines) in owners.groups().zip(lines).filter(|(_, lines)| !lines.is_empty()) {
+    for (comm, lines) in averaged_over.groups().zip(lines).filter(|(_, lines)| !lines.is_empty()) {
         let found = line_difference(&**comm, number, lines)?;
         difference = difference.or(found);
     }
     let checked = difference.map_or(Ok(()), |difference| Err(Error::ModelMismatch(difference)));
     match lines.len() {
         1 => checked,
-        _ => strategy::all_agree_with([&**owners.all() as &dyn Communicator], checked, peer_failed),
+        _ => strategy::all_agree_with([&**averaged_over.all() as &dyn Communicator], checked, peer_failed),
     }
 }
 
@@ -301,8 +302,13 @@ fn peer_failed(rank: usize, reason: String) -> Error {
     Error::PeerFailed { rank, reason }
 }
 
-/// Describes what must be equal on all ranks of the group at a place, one line per item.
-fn describe(model: &Model, config: &FsdpConfig, owners: &ReplicaGroups, place: usize) -> Result<Vec<String>> {
+/// Describes what must be equal on all ranks of a group, one line per item.
+fn describe(
+    model: &Model,
+    config: &FsdpConfig,
+    averaged_over: &ParameterGroups,
+    group: usize,
+) -> Result<Vec<String>> {
     let FsdpConfig { strategy, mixed_precision, pack_elements, buffer_dtype, audit, .. } = config;
     let mut lines = vec![format!(
         "{strategy:?}, {mixed_precision:?}, buffers in {buffer_dtype:?}, small: below {pack_elements} elements"
@@ -313,13 +319,13 @@ fn describe(model: &Model, config: &FsdpConfig, owners: &ReplicaGroups, place: u
     for unit in &model.units {
         let BuiltUnit { name, params, keep, digests, .. } = unit;
         lines.push(format!("unit {name} of {:?}, kept after forward: {keep}", unit.shard_dtype()));
-        for param in params.iter().filter(|param| owners.place_of(&param.name) == place) {
+        for param in params.iter().filter(|param| averaged_over.index_of(&param.name) == group) {
             lines.push(format!("parameter {} {:?}", param.name, param.tensor.dims()));
         }
         let values = if unit.is_read { "that read first values" } else { "with values" };
-        lines.push(format!("unit {name} {values} of hash {:016x}", digests[place].value()));
+        lines.push(format!("unit {name} {values} of hash {:016x}", digests[group].value()));
     }
-    for (name, var) in model.buffers.iter().filter(|_| place == 0) {
+    for (name, var) in model.buffers.iter().filter(|_| group == 0) {
         // On the host: not every device has f64.
         let on_host = var.as_detached_tensor().to_device(&Device::Cpu);
         let floats = on_host.and_then(|buffer| buffer.to_dtype(DType::F64));
@@ -331,10 +337,10 @@ fn describe(model: &Model, config: &FsdpConfig, owners: &ReplicaGroups, place: u
     Ok(lines)
 }
 
-/// Describes what must be equal on all ranks of the group at a place that keep the same shard.
-fn describe_kept(model: &Model, place: usize) -> Vec<String> {
+/// Describes what must be equal on all ranks of a group that keep the same shard.
+fn describe_kept(model: &Model, group: usize) -> Vec<String> {
     let units = model.units.iter().filter(|unit| unit.is_read);
-    let units = units.filter_map(|unit| Some((&unit.name, unit.kept_digests.as_ref()?[place])));
+    let units = units.filter_map(|unit| Some((&unit.name, unit.kept_digests.as_ref()?[group])));
     units
         .map(|(name, digest)| format!("unit {name} that read values of hash {:016x}", digest.value()))
         .collect()

@@ -24,7 +24,7 @@ impl<M> DistributedModel for Fsdp<M> {
     }
 
     fn copy(&self) -> ModelCopy {
-        ModelCopy::along(self.core().groups.dp.as_ref().map(|copies| &**copies.all()))
+        ModelCopy::along(self.core().groups.same_shard.as_ref().map(|group| &**group.all()))
     }
 
     fn pieces(&self) -> Result<Vec<Piece>> {

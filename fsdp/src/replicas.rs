@@ -21,9 +21,9 @@ impl<M> Fsdp<M> {
         let core = self.core();
         core.between_passes(|| {
             let mut held = Vec::new();
-            if let Some(copies) = &core.groups.dp {
-                held.extend(copies.groups().enumerate().map(|(place, among)| {
-                    let own = core.params().filter(|param| copies.place_of(&param.name) == place);
+            if let Some(same_shard) = &core.groups.same_shard {
+                held.extend(same_shard.groups().enumerate().map(|(group, among)| {
+                    let own = core.params().filter(|param| same_shard.index_of(&param.name) == group);
                     let tensors = own.map(|param| (&*param.name, param.shard.as_tensor())).collect();
                     Replicas { among: Some(&**among), tensors }
                 }));

@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor, Var, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use comm::internal::Digest;
-use strategy::ReplicaGroups;
+use strategy::ParameterGroups;
 use training::build::RangeReader;
 use training::internal::is_buffer;
 
@@ -31,7 +31,7 @@ pub(crate) struct Plan {
     /// Whether other ranks keep the same shard.
     pub(crate) has_copies: bool,
     /// The ranks that have a part of a parameter.
-    pub(crate) owners: ReplicaGroups,
+    pub(crate) averaged_over: ParameterGroups,
     pub(crate) link: CoreRef,
     /// One-element variable from which every parameter's tensor is computed in the autograd graph.
     pub(crate) anchor: Var,
@@ -77,11 +77,11 @@ impl UnitRequests {
     }
 
     /// The hash of the values of a group.
-    fn digest(&mut self, place: usize) -> &mut Digest {
-        if self.digests.len() <= place {
-            self.digests.resize(place + 1, Digest::new());
+    fn digest(&mut self, group: usize) -> &mut Digest {
+        if self.digests.len() <= group {
+            self.digests.resize(group + 1, Digest::new());
         }
-        &mut self.digests[place]
+        &mut self.digests[group]
     }
 
     fn add(&mut self, name: &str, tensor: Tensor, value: Value) {
@@ -98,14 +98,14 @@ impl UnitRequests {
         config: &UnitConfig,
     ) -> Result<BuiltUnit> {
         let placed =
-            self.params.iter().map(|(name, tensor)| (tensor.elem_count(), plan.owners.place_of(name)));
+            self.params.iter().map(|(name, tensor)| (tensor.elem_count(), plan.averaged_over.index_of(name)));
         let placed: Vec<(usize, usize)> = placed.collect();
         if placed.iter().all(|(len, _)| *len == 0) {
             return Err(Error::EmptyUnit { unit: unit.into() }.into());
         }
         let layout = FlatLayout::new(&placed, plan.config.pack_elements, plan.shards);
         let (rank, device) = (plan.shard_rank, plan.anchor.device());
-        let groups = plan.owners.groups().count();
+        let groups = plan.averaged_over.groups().count();
         self.digest(groups - 1);
         let (mut digests, mut is_read) = (self.digests, false);
         let mut kept_digests = plan.has_copies.then(|| vec![Digest::new(); groups]);
@@ -244,8 +244,8 @@ impl<'a> Sharding<'a> {
 
     /// Creates the released tensor of a parameter, which the model computes with.
     fn tensor(&self, asked: &UnitRequests, shape: &Shape) -> Result<Tensor> {
-        let place = ParamIndex { unit: self.index, param: asked.params.len() };
-        parameter(&self.plan.anchor, place, shape, self.dtypes.1, self.plan.link.clone())
+        let index = ParamIndex { unit: self.index, param: asked.params.len() };
+        parameter(&self.plan.anchor, index, shape, self.dtypes.1, self.plan.link.clone())
     }
 
     /// Keeps this rank's piece of a parameter.
@@ -258,7 +258,7 @@ impl<'a> Sharding<'a> {
         let mut asked = lock(&self.asked);
         let tensor = self.tensor(&asked, value.shape())?;
         let flat = value.detach().contiguous()?.flatten_all()?;
-        let digest = asked.digest(self.plan.owners.place_of(name));
+        let digest = asked.digest(self.plan.averaged_over.index_of(name));
         *digest = digest.floats(&flat).map_err(comm::carry)?.text(name);
         let len = flat.elem_count();
         let whole = len < self.plan.config.pack_elements || len == 0;

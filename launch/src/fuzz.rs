@@ -2,7 +2,7 @@
 //! seeds. Each panics on a violated invariant. Only compiled for tests and fuzzing.
 #![allow(missing_docs, clippy::missing_errors_doc, clippy::unwrap_used)]
 
-pub use crate::nodes::fuzz_council as council;
+pub use crate::nodes::fuzz_coordinator as coordinator;
 
 #[cfg(test)]
 #[path = "../../comm/src/fuzz/seeds.rs"]
@@ -12,7 +12,7 @@ mod seeds;
 mod tests {
     use super::seeds::{Target, every_change, every_seed};
 
-    const TARGETS: [Target; 1] = [("council", super::council)];
+    const TARGETS: [Target; 1] = [("coordinator", super::coordinator)];
 
     #[test]
     fn every_seed_passes() {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use candle_core::{Tensor, TensorId, Var};
 use ops::DeferredGrads;
-use strategy::{BucketAverage, ReplicaGroups};
+use strategy::{BucketAverage, ParameterGroups};
 use training::internal::GradSums;
 
 use crate::failure_reports::FailureReports;
@@ -13,9 +13,9 @@ use crate::{Action, ActionKind, Error, Result};
 
 /// The averaging of one step.
 pub(crate) struct Average<'a> {
-    /// `None` if there are no replicas.
-    replicas: Option<&'a ReplicaGroups>,
-    /// By place of a group of replicas.
+    /// `None` if nothing is averaged.
+    groups: Option<&'a ParameterGroups>,
+    /// By index of a group.
     buckets: Vec<BucketAverage>,
     failures: &'a FailureReports,
     last: &'a [usize],
@@ -38,22 +38,22 @@ pub(crate) fn completion_positions(actions: &[Action]) -> Vec<usize> {
 
 impl<'a> Average<'a> {
     pub(crate) fn new(
-        replicas: Option<&'a ReplicaGroups>,
+        groups: Option<&'a ParameterGroups>,
         failures: &'a FailureReports,
         last: &'a [usize],
         bucket_bytes: usize,
     ) -> Self {
-        let groups = replicas.into_iter().flat_map(ReplicaGroups::groups);
-        let buckets = groups.map(|comm| BucketAverage::new(comm.clone(), bucket_bytes)).collect();
-        Self { replicas, buckets, failures, last, begun: HashSet::new(), present: Vec::new() }
+        let each = groups.into_iter().flat_map(ParameterGroups::groups);
+        let buckets = each.map(|comm| BucketAverage::new(comm.clone(), bucket_bytes)).collect();
+        Self { groups, buckets, failures, last, begun: HashSet::new(), present: Vec::new() }
     }
 
     /// Returns true if the action at this position is the last one for its stage, and gradients are averaged.
     pub(crate) fn completes(&self, index: usize) -> bool {
-        self.replicas.is_some() && self.last.contains(&index)
+        self.groups.is_some() && self.last.contains(&index)
     }
 
-    /// Computes the last gradients of a stage. Each is sent once it is complete, in the same order on all replicas, which
+    /// Computes the last gradients of a stage. Each is sent once it is complete, in the same order on all ranks of a group, which
     /// need not use the same variables. A missing gradient counts as zero.
     pub(crate) fn compute(
         &mut self,
@@ -64,16 +64,16 @@ impl<'a> Average<'a> {
         let mut missing: HashMap<TensorId, usize> = HashMap::new();
         deferred.weights().for_each(|id| *missing.entry(id).or_default() += 1);
         // Backward computes the gradients of the last modules first.
-        let vars = stage.by_module.iter().rev().map(|(name, var)| (self.place_of(name), var.clone()));
+        let vars = stage.by_module.iter().rev().map(|(name, var)| (self.index_of(name), var.clone()));
         let mut vars: Vec<(usize, Var)> = vars.collect();
         vars.retain(|(_, var)| var.dtype().is_float() && self.begun.insert(var.id()));
         let (mut next, mut flags) = (0, Vec::with_capacity(vars.len()));
         let mut send = |average: &mut Self, missing: &HashMap<TensorId, usize>, gradients: &mut GradSums| {
-            while let Some((place, var)) =
+            while let Some((group, var)) =
                 vars.get(next).filter(|(_, var)| missing.get(&var.id()).is_none_or(|left| *left == 0))
             {
                 flags.push(gradients.of(var).is_some());
-                average.add(*place, var, gradients)?;
+                average.add(*group, var, gradients)?;
                 next += 1;
             }
             Ok(())
@@ -94,17 +94,17 @@ impl<'a> Average<'a> {
         ended.map_err(|error| self.failures.cause(error))
     }
 
-    /// The place of the group of ranks that have replicas of a variable.
-    fn place_of(&self, name: &str) -> usize {
-        self.replicas.map_or(0, |replicas| replicas.place_of(name))
+    /// The index of a variable's group.
+    fn index_of(&self, name: &str) -> usize {
+        self.groups.map_or(0, |groups| groups.index_of(name))
     }
 
-    /// Starts to average the sum of a variable's gradients over the group at a place.
-    fn add(&mut self, place: usize, var: &Var, gradients: &mut GradSums) -> comm::Result<()> {
+    /// Starts to average the sum of a variable's gradients over its group.
+    fn add(&mut self, group: usize, var: &Var, gradients: &mut GradSums) -> comm::Result<()> {
         if gradients.of(var).is_none() {
             gradients.set(var, GradSums::zeros(var)?);
         }
-        let (Some(buckets), Some(sum)) = (self.buckets.get_mut(place), gradients.of(var)) else {
+        let (Some(buckets), Some(sum)) = (self.buckets.get_mut(group), gradients.of(var)) else {
             return Ok(());
         };
         buckets.add(sum)
@@ -112,8 +112,8 @@ impl<'a> Average<'a> {
 
     /// Sends the last gradients, and determines which variables have a gradient on any replica.
     fn exchange_presence(&mut self, vars: &[(usize, Var)], flags: &[bool]) -> comm::Result<()> {
-        for (place, buckets) in self.buckets.iter_mut().enumerate() {
-            let own = vars.iter().zip(flags).filter(|((of, _), _)| *of == place);
+        for (group, buckets) in self.buckets.iter_mut().enumerate() {
+            let own = vars.iter().zip(flags).filter(|((of, _), _)| *of == group);
             let (own, flags): (Vec<Var>, Vec<bool>) =
                 own.map(|((_, var), flag)| (var.clone(), *flag)).unzip();
             let Some(first) = own.first() else { continue };

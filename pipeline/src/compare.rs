@@ -31,9 +31,9 @@ impl Pipeline {
             among: groups.tp.as_deref(),
             tensors: all(&|var| !divided.contains_key(&var.id())),
         }];
-        if let Some(replicas) = &groups.dp {
-            held.extend(replicas.groups().enumerate().map(|(place, among)| {
-                let own = vars.iter().filter(|(name, _)| replicas.place_of(name) == place);
+        if let Some(averaged_over) = &groups.averaged_over {
+            held.extend(averaged_over.groups().enumerate().map(|(group, among)| {
+                let own = vars.iter().filter(|(name, _)| averaged_over.index_of(name) == group);
                 let tensors = own.map(|(name, var)| (&**name, var.as_tensor())).collect();
                 Replicas { among: Some(&**among), tensors }
             }));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use comm::Communicator;
-use strategy::ReplicaGroups;
+use strategy::ParameterGroups;
 use training::AuditConfig;
 
 use crate::{ScheduleKind, Split};
@@ -35,7 +35,7 @@ pub struct PipelineConfig {
     /// each as soon as it is complete, while the last micro-batch's other gradients are computed. Where only some of these ranks
     /// have a parameter, such as that of an expert, checkpoints, files and the norm of the [`Pipeline`](crate::Pipeline) itself
     /// are those of the first rank's parameters alone: who divides parameters over ranks knows what each has. Default: `None`.
-    pub dp: Option<ReplicaGroups>,
+    pub averaged_over: Option<ParameterGroups>,
     /// Bytes of gradients that are averaged together. Default: 1 MiB.
     pub bucket_bytes: usize,
     /// The ranks that this rank's layers are divided over; they choose the same split. The layers do their own communication.
@@ -58,7 +58,7 @@ impl Default for PipelineConfig {
             stages_per_rank: None,
             micro_batches: 1,
             split: Split::default(),
-            dp: None,
+            averaged_over: None,
             bucket_bytes: 1 << 20,
             tp: None,
             tied: Vec::new(),

@@ -130,12 +130,14 @@ impl Run<'_> {
         match action.kind {
             ActionKind::Forward => self.forward(action),
             ActionKind::BackwardWeight => self.weights(action, completes),
-            ActionKind::Backward if !completes => self.backward(action, false),
-            _ => {
-                self.backward(action, true)?;
+            ActionKind::Backward if completes => {
                 // In two parts, so that some gradients are averaged while others are computed.
-                if action.kind == ActionKind::Backward { self.weights(action, completes) } else { Ok(()) }
+                self.backward(action, true)?;
+                self.weights(action, true)
             }
+            ActionKind::Backward => self.backward(action, false),
+            // Of what is computed, only `BackwardInput` is left.
+            _ => self.backward(action, true),
         }
     }
 

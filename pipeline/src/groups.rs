@@ -1,33 +1,33 @@
-//! Process groups of a rank: its pipeline, the ranks that share its layers, and its data-parallel replicas.
+//! Process groups of a rank: its pipeline, the ranks that share its layers, and the ranks with the same stages.
 
 use std::sync::Arc;
 
 use comm::{Communicator, all_gather_object, broadcast_object};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use strategy::ReplicaGroups;
+use strategy::ParameterGroups;
 
 use crate::{Error, PipelineConfig, Result};
 
-/// The three axes of a mesh, as far as they are used.
+/// The groups, as far as they are used.
 pub(crate) struct Groups {
     pub(crate) pp: Arc<dyn Communicator>,
     pub(crate) tp: Option<Arc<dyn Communicator>>,
-    pub(crate) dp: Option<ReplicaGroups>,
+    pub(crate) averaged_over: Option<ParameterGroups>,
 }
 
 impl Groups {
     pub(crate) fn new(pp: Arc<dyn Communicator>, config: &PipelineConfig) -> Self {
-        Self { pp, tp: config.tp.clone(), dp: config.dp.clone() }
+        Self { pp, tp: config.tp.clone(), averaged_over: config.averaged_over.clone() }
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Communicator> {
-        [self.tp.as_ref(), self.copies()].into_iter().flatten().chain([&self.pp]).map(Arc::as_ref)
+        [self.tp.as_ref(), self.same_stages()].into_iter().flatten().chain([&self.pp]).map(Arc::as_ref)
     }
 
     /// All ranks with the same stages.
-    pub(crate) fn copies(&self) -> Option<&Arc<dyn Communicator>> {
-        self.dp.as_ref().map(ReplicaGroups::all)
+    pub(crate) fn same_stages(&self) -> Option<&Arc<dyn Communicator>> {
+        self.averaged_over.as_ref().map(ParameterGroups::all)
     }
 
     /// Returns true on exactly one of all ranks.

@@ -26,7 +26,7 @@ impl DistributedModel for Pipeline {
     }
 
     fn copy(&self) -> ModelCopy {
-        ModelCopy::along(self.groups().copies().map(|copies| &**copies))
+        ModelCopy::along(self.groups().same_stages().map(|group| &**group))
     }
 
     fn pieces(&self) -> Result<Vec<Piece>> {

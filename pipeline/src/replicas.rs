@@ -2,7 +2,7 @@
 
 use candle_core::Var;
 use comm::{Communicator, Operation, all_gather_object};
-use strategy::ReplicaGroups;
+use strategy::ParameterGroups;
 
 use crate::links::Spec;
 use crate::{Error, Result};
@@ -11,11 +11,14 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// Replicas whose variables differ in name, shape or dtype.
-pub(crate) fn broadcast_variables(replicas: Option<&ReplicaGroups>, vars: &[(String, Var)]) -> Result<()> {
-    let Some(replicas) = replicas else { return Ok(()) };
+pub(crate) fn broadcast_variables(
+    averaged_over: Option<&ParameterGroups>,
+    vars: &[(String, Var)],
+) -> Result<()> {
+    let Some(averaged_over) = averaged_over else { return Ok(()) };
     let mut result = Ok(());
-    for (place, copies) in replicas.groups().enumerate() {
-        let own: Vec<_> = vars.iter().filter(|(name, _)| replicas.place_of(name) == place).collect();
+    for (group, copies) in averaged_over.groups().enumerate() {
+        let own: Vec<_> = vars.iter().filter(|(name, _)| averaged_over.index_of(name) == group).collect();
         // Whatever is found: other ranks of the next group wait for this one.
         result = result.and(broadcast(&**copies, &own));
     }

@@ -25,7 +25,7 @@ pub(crate) fn check(
     // Group sizes first: the second comparison runs over these groups.
     let others = |group: Option<&Arc<dyn Communicator>>| group.map_or(1, |group| group.world_size());
     let sizes = [
-        ("the number of copies", others(groups.copies()).to_string()),
+        ("the number of copies", others(groups.same_stages()).to_string()),
         ("the number of ranks that share a layer", others(groups.tp.as_ref()).to_string()),
         (EXAMPLE, example.map_or_else(|| "none".to_string(), |example| Spec::of(example).to_string())),
     ];

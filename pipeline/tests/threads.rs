@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use comm::{InitMethod, Mesh, Secret, Tcp, TcpConfig, Transport};
-use pipeline::{Pipeline, PipelineConfig, ReplicaGroups};
+use pipeline::{ParameterGroups, Pipeline, PipelineConfig};
 
 use crate::common::{Comm, ROWS, WIDTH, batch, loss, modules, weights};
 
@@ -32,7 +32,7 @@ fn train(comm: Comm, dp: usize, counted: &Barrier) {
     let copies = mesh.axis("dp").unwrap().clone();
     let config = PipelineConfig {
         micro_batches: MICRO_BATCHES,
-        dp: Some(ReplicaGroups::of(copies)),
+        averaged_over: Some(ParameterGroups::of(copies)),
         ..PipelineConfig::default()
     };
     let example = Tensor::zeros((ROWS, WIDTH), DType::F64, &Device::Cpu).unwrap();

@@ -13,9 +13,9 @@ mod keep_alive;
 mod model_copy;
 mod norm;
 mod parameter_difference;
+mod parameter_groups;
 mod piece;
 mod region;
-mod replica_groups;
 mod replicas;
 mod whole;
 mod whole_matrices;
@@ -39,9 +39,9 @@ pub use error::{Error, Result};
 pub use keep_alive::with_keep_alive;
 pub use model_copy::ModelCopy;
 pub use parameter_difference::ParameterDifference;
+pub use parameter_groups::ParameterGroups;
 pub use piece::Piece;
 pub use region::Region;
-pub use replica_groups::ReplicaGroups;
 pub use replicas::{Replicas, check_replicas};
 pub use whole_matrices::OwnedMatrices;
 
@@ -118,7 +118,8 @@ pub trait DistributedModel {
     /// The first cause, if an earlier call failed; errors of candle; failures of communication.
     fn grad_norm(&self, grads: &GradStore) -> Result<f64, Self::Error> {
         self.check()?;
-        norm::grad_norm(self, grads)
+        let own = training::grad_norm(grads, &self.counted_vars()?)?;
+        Ok(norm::global_norm(self.partition_groups(), own)?)
     }
 
     /// Scales all gradients so that their norm over all ranks is at most `max_norm`, and returns the norm before scaling.

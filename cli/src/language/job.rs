@@ -14,7 +14,7 @@ pub trait Job: Clone {
     /// The command's name.
     const NAME: &'static str;
 
-    /// Returns the options common to both commands.
+    /// Returns the options that all of these commands have.
     fn options(&self) -> &TrainOptions;
 
     /// Returns a copy of the command with other common options.

@@ -241,12 +241,12 @@ impl Observer<CausalLm> for TrainObserver<'_> {
 
     fn regrouping(&mut self, world: &Arc<dyn Communicator>) -> girandole::Result<bool> {
         self.group = Some(world.clone());
-        let stages: Vec<RankPhase> = all_gather_object(&**world, &self.phase)?;
-        self.begins_anew = stages.iter().any(|stage| stage.is_before_training());
+        let phases: Vec<RankPhase> = all_gather_object(&**world, &self.phase)?;
+        self.begins_anew = phases.iter().any(|phase| phase.is_before_training());
         if self.begins_anew {
             return Err(wrap_error(Error::RestartFromBeginning));
         }
-        Ok(stages.iter().all(|stage| *stage < RankPhase::Trained))
+        Ok(phases.iter().all(|phase| *phase < RankPhase::Trained))
     }
 
     fn regrouped(&mut self, step: usize, change: &Regrouping<'_>) -> girandole::Result<()> {

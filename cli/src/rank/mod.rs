@@ -1,6 +1,7 @@
 //! The state of one rank of a job: its communicator, metrics, time measurements and summary.
 
 mod conclusion;
+mod joining;
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -178,7 +179,7 @@ pub struct Rank {
     /// The number of ranks with which the job began.
     pub begun_with: usize,
     /// How far this rank has got.
-    pub stage: RankPhase,
+    pub phase: RankPhase,
 }
 
 impl Rank {
@@ -193,7 +194,7 @@ impl Rank {
             newcomer,
             newcomers_within: may_come.then_some(config.timeout.min(LONGEST_WAIT)),
             begun_with: config.world_size,
-            stage: if newcomer { RankPhase::New } else { RankPhase::Joined },
+            phase: if newcomer { RankPhase::New } else { RankPhase::Joined },
             ..Self::from_comm(backends::connect(backend, device, config)?, device)
         })
     }
@@ -212,7 +213,7 @@ impl Rank {
             unwritten: None,
             newcomer: false,
             newcomers_within: None,
-            stage: RankPhase::Joined,
+            phase: RankPhase::Joined,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use candle_core::Tensor;
-use comm::{Communicator, broadcast_object};
+use comm::Communicator;
 use girandole::trainer::{CheckpointExtra, ObserverState, observer_state};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -11,10 +11,10 @@ use training::{Checkpoint, Checkpoints, Contents};
 
 use crate::error::{Error, Result};
 use crate::options::{CheckpointOptions, with_fallback_hint};
-use crate::rank::Rank;
+use crate::resume::agree_on_command;
 use crate::same_options::RunningJob;
 
-use super::schedule::{COMMAND, INIT};
+use super::schedule::INIT;
 use super::{CheckpointSchedule, Observer, Position, RunIdentity, Source, Strategy, Trainer};
 
 /// What a run has besides its model and optimizer.
@@ -147,36 +147,6 @@ pub(crate) fn find(options: &CheckpointOptions, run: &RunIdentity) -> Result<Opt
         check_options(run, &saved, at, options)?;
     }
     Ok(found)
-}
-
-/// Opens the checkpoint that rank 0 chose, on every rank, for each to read a part of it.
-///
-/// # Errors
-/// Those of `find`; a checkpoint that some rank cannot see.
-pub fn first_choice(
-    options: &CheckpointOptions,
-    rank: &Rank,
-    find: impl FnOnce() -> Result<Option<Contents>>,
-) -> Result<Option<Contents>> {
-    let (true, Some(checkpoints)) = (options.resumes(), options.open()?) else { return Ok(None) };
-    let own = if rank.is_first() { find()? } else { None };
-    let place = own.map(|contents| options.to_ref(&contents.folder));
-    let place = broadcast_object(&*rank.comm, &place, 0)?;
-    place
-        .map(|place| checkpoints.contents(&options.folder_of(&place)).map_err(with_fallback_hint))
-        .transpose()
-}
-
-/// Rejects a checkpoint of another command of this program, whatever its other contents.
-///
-/// # Errors
-/// It is of another command, or of another program.
-pub fn agree_on_command(own: &str, contents: &Contents, options: &CheckpointOptions) -> Result<()> {
-    let command = CheckpointExtra::of(contents)?.settings.remove(COMMAND);
-    let Some(command) = command.filter(|command| command != own) else { return Ok(()) };
-    let (option, got) = options.source();
-    let help = format!("that is of the command {command}, and this is {own}");
-    Err(Error::Contradiction { option: option.into(), got: got.display().to_string(), help })
 }
 
 /// Rejects a checkpoint of another run, and one beyond the end of this run.

@@ -24,7 +24,6 @@ use self::run::NewcomerCheck;
 use crate::console::say;
 use crate::error::{Error, Result};
 
-pub use checkpoint::{agree_on_command, first_choice};
 pub(crate) use checkpoint::{checkpoint_mismatch, find};
 pub use data_parallel::{DataParallel, SingleProcess};
 pub use divided::Divided;

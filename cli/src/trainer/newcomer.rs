@@ -25,7 +25,7 @@ pub(crate) fn restart_before_first_step(
     elastic: Option<ElasticRanks>,
     mut error: Error,
 ) -> Result<()> {
-    if rank.stage == RankPhase::New && !matches!(error, Error::RestartFromBeginning) {
+    if rank.phase == RankPhase::New && !matches!(error, Error::RestartFromBeginning) {
         let lost = rank.shrink(elastic, error)?;
         match rank.join_running(elastic, Some(lost), |rank, _| take_part(&*rank.comm)) {
             Err(restart @ Error::RestartFromBeginning) => error = restart,
@@ -34,54 +34,21 @@ pub(crate) fn restart_before_first_step(
     }
     if matches!(error, Error::RestartFromBeginning) {
         // Some rank had not begun training, or no rank has the state; all ranks learned that in the same all-gather.
-        (rank.stage, rank.newcomer) = (RankPhase::Prepared, false);
+        (rank.phase, rank.newcomer) = (RankPhase::Prepared, false);
         return Ok(());
     }
-    if rank.newcomer || rank.stage >= RankPhase::AtWork {
+    if rank.newcomer || rank.phase >= RankPhase::AtWork {
         return Err(error);
     }
     rank.after_loss(elastic, error, |rank, _, lost| {
-        let stages = rank.exchange_phases()?;
-        rank.stage = stages.into_iter().max().unwrap_or(rank.stage).min(RankPhase::Prepared);
+        let phases = rank.exchange_phases()?;
+        rank.phase = phases.into_iter().max().unwrap_or(rank.phase).min(RankPhase::Prepared);
         if rank.is_first() {
             let left = rank.comm.world_size();
             note(format_args!("{lost}; {left} of the ranks start again, before the first step"));
         }
         Ok(())
     })
-}
-
-impl Rank {
-    /// Runs `join` on a rank that joins a running job, after an exchange of phases: in the current group, and again in
-    /// that of the ranks that are left each time that one is lost meanwhile. `join` is given the latest loss, which is
-    /// `lost` at first.
-    ///
-    /// # Errors
-    /// Too few ranks are left, or none that has the state; [`Error::RestartFromBeginning`] if some rank begins the
-    /// training anew; any other error of `join`.
-    pub fn join_running<T>(
-        &mut self,
-        elastic: Option<ElasticRanks>,
-        mut lost: Option<comm::Error>,
-        mut join: impl FnMut(&Self, Option<&comm::Error>) -> Result<T>,
-    ) -> Result<T> {
-        loop {
-            let joined = match (self.exchange_phases(), &lost) {
-                (Ok(phases), _) if phases.iter().any(|phase| phase.is_before_training()) => {
-                    return Err(Error::RestartFromBeginning);
-                }
-                (Ok(phases), Some(lost)) if phases.iter().all(|phase| *phase == RankPhase::New) => {
-                    return Err(lost.clone().into());
-                }
-                (Ok(_), lost) => join(self, lost.as_ref()),
-                (Err(error), _) => Err(error),
-            };
-            match joined {
-                Err(error) => lost = Some(self.shrink(elastic, error)?),
-                joined => return joined,
-            }
-        }
-    }
 }
 
 /// Takes part in the collectives that precede sending the state to newcomers.
@@ -131,7 +98,7 @@ mod tests {
                     hand_over(&*comm, 7 + comm.rank()).map_err(|e| candle_core::Error::msg(e.to_string()))?;
                 } else {
                     let mut rank = Rank::from_comm(comm, &candle_core::Device::Cpu);
-                    rank.stage = RankPhase::New;
+                    rank.phase = RankPhase::New;
                     if let Err(error) = restart_before_first_step(&mut rank, Some(RANGE), lost.into()) {
                         return Ok(Some(Err(error.to_string())));
                     }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use training::Checkpoints;
 
 use crate::options::NO_INIT;
+use crate::resume::COMMAND;
 
 use super::Position;
 
@@ -50,8 +51,7 @@ impl RunEnd {
     }
 }
 
-/// The settings of a checkpoint that are no options.
-pub(super) const COMMAND: &str = "command";
+/// A setting of a checkpoint that is no option, as the command is not.
 const WORLD_SIZE: &str = "world_size";
 /// The option whose file is not read when a run is resumed.
 pub(super) const INIT: &str = "--init";

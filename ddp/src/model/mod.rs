@@ -9,7 +9,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder};
 use comm::{Communicator, Stats};
-use strategy::ReplicaGroups;
+use strategy::ParameterGroups;
 
 use crate::builder::{HookingBackend, Registry};
 use crate::group_setup::{ModelState, set_up_group};
@@ -78,7 +78,7 @@ impl<M> Ddp<M> {
         config: &DdpConfig,
         build: impl FnOnce(VarBuilder<'a>) -> candle_core::Result<M>,
     ) -> Result<Self> {
-        Self::with_replicas(ReplicaGroups::of(comm), vb, config, build)
+        Self::with_groups(ParameterGroups::of(comm), vb, config, build)
     }
 
     /// Like [`new`](Self::new), with parameters that only some of the ranks have, such as experts: each is averaged over the ranks
@@ -88,8 +88,8 @@ impl<M> Ddp<M> {
     /// # Errors
     /// Those of [`new`](Self::new); a [`DdpConfig::hook`] other than [`CommHook::AllReduce`](crate::CommHook::AllReduce), if
     /// there are several groups.
-    pub fn with_replicas<'a>(
-        replicas: ReplicaGroups,
+    pub fn with_groups<'a>(
+        averaged_over: ParameterGroups,
         vb: VarBuilder<'a>,
         config: &DdpConfig,
         build: impl FnOnce(VarBuilder<'a>) -> candle_core::Result<M>,
@@ -100,7 +100,7 @@ impl<M> Ddp<M> {
         let Registry { parameters, buffers, integers, .. } = lock(&registry).close();
         let model = built.map_err(Error::during("building the model"))?;
         let state = ModelState { parameters: &parameters, buffers: &buffers, integers: &integers };
-        let reducer = set_up_group(replicas, &state, config, &link)?;
+        let reducer = set_up_group(averaged_over, &state, config, &link)?;
         let ddp = Self { model, parameters, buffers, integers, config: config.clone(), link, reducer };
         ddp.model()?;
         Ok(ddp)
@@ -156,7 +156,7 @@ impl<M> Ddp<M> {
     pub fn regroup(&mut self, comm: Arc<dyn Communicator>) -> Result<()> {
         let Self { parameters, buffers, integers, .. } = &*self;
         let state = ModelState { parameters, buffers, integers };
-        let reducer = set_up_group(ReplicaGroups::of(comm), &state, &self.config, &self.link);
+        let reducer = set_up_group(ParameterGroups::of(comm), &state, &self.config, &self.link);
         self.reducer = reducer.map_err(|error| self.reducer.fail(error))?;
         self.model().map(drop)
     }

@@ -12,7 +12,7 @@ use std::time::Instant;
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use comm::{Communicator, Stats};
-use strategy::{ReplicaGroups, Replicas, check_replicas};
+use strategy::{ParameterGroups, Replicas, check_replicas};
 use training::internal::{BackwardOwner, backward_of, backward_owner};
 
 use crate::bucket_plan::{self, Item, Plan};
@@ -27,7 +27,7 @@ use pending_bucket::PendingBucket;
 
 /// Averages the gradients of one model, each over the ranks that have replicas of the parameter.
 pub(crate) struct Reducer {
-    replicas: ReplicaGroups,
+    averaged_over: ParameterGroups,
     gradients: Vec<Gradient>,
     items: Vec<Item>,
     config: DdpConfig,
@@ -49,7 +49,7 @@ struct State {
     /// Index of the next bucket to be sent in this pass.
     next: usize,
     /// Buckets that are being averaged.
-    flights: VecDeque<PendingBucket>,
+    pending: VecDeque<PendingBucket>,
     /// Whether the buckets follow the order in which gradients arrived on rank 0.
     rebuilt: bool,
     /// The bucket size search, while it is in progress.
@@ -69,16 +69,16 @@ struct State {
 
 impl Reducer {
     pub(crate) fn new(
-        replicas: ReplicaGroups,
+        averaged_over: ParameterGroups,
         parameters: &[Parameter],
         buffers: &[(String, Var)],
         config: &DdpConfig,
     ) -> Self {
         let mut kinds = Kinds::default();
         let item =
-            |parameter: &Parameter| kinds.item(parameter.tensor(), replicas.place_of(parameter.name()));
+            |parameter: &Parameter| kinds.item(parameter.tensor(), averaged_over.index_of(parameter.name()));
         let items: Vec<Item> = parameters.iter().map(item).collect();
-        let ranks = replicas.all().world_size();
+        let ranks = averaged_over.all().world_size();
         let order = bucket_plan::complete([], items.len());
         let plan = Plan::new(&items, &order, config.first_bytes(), config.bucket_bytes);
         let state = State {
@@ -87,7 +87,7 @@ impl Reducer {
             scale: Some(1.0),
             synchronise: false,
             next: 0,
-            flights: VecDeque::new(),
+            pending: VecDeque::new(),
             rebuilt: false,
             search: None,
             bucket_bytes: config.bucket_bytes,
@@ -99,7 +99,7 @@ impl Reducer {
         };
         let hook = config.hook.start(ranks);
         Self {
-            replicas,
+            averaged_over,
             gradients: parameters.iter().map(Gradient::of).collect(),
             items,
             config: config.clone(),
@@ -115,19 +115,19 @@ impl Reducer {
 
     /// The group of all ranks.
     pub(crate) fn comm(&self) -> &dyn Communicator {
-        &**self.replicas.all()
+        &**self.averaged_over.all()
     }
 
     /// Returns this rank's traffic in all groups.
     pub(crate) fn stats(&self) -> Stats {
-        let groups = self.replicas.groups().map(|comm| comm.stats());
+        let groups = self.averaged_over.groups().map(|comm| comm.stats());
         groups.fold(Stats::default(), |sum, stats| sum + stats)
     }
 
     /// The parameters of each group.
     fn groups(&self) -> impl Iterator<Item = (&Arc<dyn Communicator>, Vec<usize>)> {
-        self.replicas.groups().enumerate().map(move |(place, comm)| {
-            let of = (0..self.items.len()).filter(move |index| self.items[*index].group == place);
+        self.averaged_over.groups().enumerate().map(move |(group, comm)| {
+            let of = (0..self.items.len()).filter(move |index| self.items[*index].group == group);
             (comm, of.collect())
         })
     }

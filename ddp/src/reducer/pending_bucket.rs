@@ -35,32 +35,32 @@ impl Reducer {
 
     fn start_next(&self, state: &mut State) -> Result<()> {
         // Continued here, and not as soon as possible, so that the order of collectives is the same on every rank.
-        for flight in state.flights.iter_mut().filter(|flight| flight.reduction.has_more()) {
-            flight.work.take().map_or(Ok(()), Work::wait)?;
-            self.submit_next(flight)?;
+        for bucket in state.pending.iter_mut().filter(|bucket| bucket.reduction.has_more()) {
+            bucket.work.take().map_or(Ok(()), Work::wait)?;
+            self.submit_next(bucket)?;
         }
-        let mut flight = self.begin_flight(state)?;
-        self.submit_next(&mut flight)?;
-        state.flights.push_back(flight);
+        let mut bucket = self.begin_reduction(state)?;
+        self.submit_next(&mut bucket)?;
+        state.pending.push_back(bucket);
         Ok(())
     }
 
     /// Starts the next collective of a bucket; returns false if there is none.
-    fn submit_next(&self, flight: &mut PendingBucket) -> Result<bool> {
-        let Some(operation) = flight.reduction.next()? else { return Ok(false) };
-        let span = bucket_span(flight.index, &operation);
-        flight.work = Some(span.in_scope(|| flight.comm.submit(operation))?);
+    fn submit_next(&self, bucket: &mut PendingBucket) -> Result<bool> {
+        let Some(operation) = bucket.reduction.next()? else { return Ok(false) };
+        let span = bucket_span(bucket.index, &operation);
+        bucket.work = Some(span.in_scope(|| bucket.comm.submit(operation))?);
         Ok(true)
     }
 
-    fn begin_flight(&self, state: &mut State) -> Result<PendingBucket> {
+    fn begin_reduction(&self, state: &mut State) -> Result<PendingBucket> {
         let index = state.next;
         state.next += 1;
         let factor = state.weights.factor()?;
         let bucket = state.buckets.prepare(&self.gradients, index, factor);
         let bucket = bucket.map_err(Error::during("gathering gradients"))?;
-        let place = state.buckets.plan.buckets[index].items.first().map_or(0, |item| self.items[*item].group);
-        let comm = self.replicas.group(place).clone();
+        let group = state.buckets.plan.buckets[index].items.first().map_or(0, |item| self.items[*item].group);
+        let comm = self.averaged_over.group(group).clone();
         let reduction: Box<dyn Reduction> = match comm.world_size() {
             // No other rank has replicas of these.
             1 => Box::new(Nothing),
@@ -76,7 +76,7 @@ impl Reducer {
             return Ok(());
         }
         let _span = tracing::info_span!("wait").entered();
-        let (mut flights, buffers, last) = {
+        let (mut pending, buffers, last) = {
             let state = &mut *lock(&self.state);
             let count = state.buckets.plan.buckets.len();
             while state.next + 1 < count {
@@ -85,15 +85,15 @@ impl Reducer {
             // Submitted at a position in the order of operations that is the same on every rank, and after backward, which
             // may read buffers.
             let buffers = self.send_buffers(state)?;
-            let last = if state.next < count { Some(self.begin_flight(state)?) } else { None };
-            (std::mem::take(&mut state.flights), buffers, last)
+            let last = if state.next < count { Some(self.begin_reduction(state)?) } else { None };
+            (std::mem::take(&mut state.pending), buffers, last)
         };
         if let Some(mut last) = last
             && self.run_next(&mut last)?
         {
-            flights.push_back(last);
+            pending.push_back(last);
         }
-        self.finish_all(flights)?;
+        self.finish_all(pending)?;
         buffers.map_or(Ok(()), Work::wait)?;
         self.average_late()
     }
@@ -108,21 +108,21 @@ impl Reducer {
     }
 
     /// Runs the next collective of a bucket; returns false if there is none.
-    fn run_next(&self, flight: &mut PendingBucket) -> Result<bool> {
-        let Some(operation) = flight.reduction.next()? else { return Ok(false) };
-        bucket_span(flight.index, &operation).in_scope(|| flight.comm.run(operation))?;
+    fn run_next(&self, bucket: &mut PendingBucket) -> Result<bool> {
+        let Some(operation) = bucket.reduction.next()? else { return Ok(false) };
+        bucket_span(bucket.index, &operation).in_scope(|| bucket.comm.run(operation))?;
         Ok(true)
     }
 
     /// Completes all buckets. Each goes to the back of the queue after a collective, so that the order of collectives is the
     /// same on every rank.
-    fn finish_all(&self, mut flights: VecDeque<PendingBucket>) -> Result<()> {
-        while let Some(mut flight) = flights.pop_front() {
-            flight.work.take().map_or(Ok(()), Work::wait)?;
-            if flights.is_empty() {
-                while self.run_next(&mut flight)? {}
-            } else if self.submit_next(&mut flight)? {
-                flights.push_back(flight);
+    fn finish_all(&self, mut pending: VecDeque<PendingBucket>) -> Result<()> {
+        while let Some(mut bucket) = pending.pop_front() {
+            bucket.work.take().map_or(Ok(()), Work::wait)?;
+            if pending.is_empty() {
+                while self.run_next(&mut bucket)? {}
+            } else if self.submit_next(&mut bucket)? {
+                pending.push_back(bucket);
             }
         }
         Ok(())

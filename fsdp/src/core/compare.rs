@@ -17,9 +17,10 @@ impl Core {
     /// a parameter, or none does.
     pub(super) fn compare(&self, state: &mut State) -> Result<()> {
         let history = std::mem::replace(&mut state.history, Digest::new());
-        for (place, comm) in self.groups.owners.groups().enumerate().filter(|(_, comm)| comm.world_size() > 1)
+        for (group, comm) in
+            self.groups.averaged_over.groups().enumerate().filter(|(_, comm)| comm.world_size() > 1)
         {
-            let is_own = |param: &Param| self.groups.owners.place_of(&param.name) == place;
+            let is_own = |param: &Param| self.groups.averaged_over.index_of(&param.name) == group;
             let params = self.params().enumerate().filter(|(_, param)| is_own(param));
             let own: Vec<usize> = params.map(|(index, _)| index).collect();
             self.compare_among(&**comm, &own, history, &mut state.present)?;

@@ -51,7 +51,7 @@ struct State {
     /// By parameter, over all units: whether any rank has a gradient of it, from this backward or accumulated before.
     present: Vec<bool>,
     /// Units whose gradients are being averaged.
-    flights: VecDeque<PendingReduction>,
+    pending: VecDeque<PendingReduction>,
     /// Whether the current backward averages gradients over ranks.
     synchronise: bool,
     /// Whether gradients are accumulated for a later backward, in which case shards have not changed.
@@ -108,7 +108,7 @@ impl Core {
             runs: Runs::default(),
             graph: Graph::default(),
             present: vec![false; units.iter().map(|unit| unit.params.len()).sum()],
-            flights: VecDeque::new(),
+            pending: VecDeque::new(),
             synchronise: false,
             accumulating: false,
             history: Digest::new(),

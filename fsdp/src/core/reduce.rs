@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Tensor};
 use comm::{Operation, ReduceOp, Work};
-use strategy::ReplicaGroups;
+use strategy::ParameterGroups;
 use training::internal::{BackwardOwner, backward_owner};
 
 use super::{Core, State};
@@ -25,8 +25,8 @@ pub(super) struct PendingReduction {
 
 impl Core {
     /// Receives a gradient; called by the parameter's hook during backward.
-    pub(crate) fn receive(&self, place: ParamIndex, grad: &Tensor) -> Result<()> {
-        let built = &self.units[place.unit];
+    pub(crate) fn receive(&self, index: ParamIndex, grad: &Tensor) -> Result<()> {
+        let built = &self.units[index.unit];
         match backward_owner(self) {
             BackwardOwner::Nobody => return Err(Error::OutsideBackward { unit: built.name.clone() }),
             // The loss of another model depends on this model; this model's gradients are not wanted.
@@ -34,9 +34,9 @@ impl Core {
             BackwardOwner::This => {}
         }
         let state = &mut *lock(&self.state);
-        let unit = &mut state.units[place.unit];
+        let unit = &mut state.units[index.unit];
         let sum_dtype = sum_dtype(built.dtype, self.reduce_dtype(built));
-        let before = unit.grads[place.param].take();
+        let before = unit.grads[index.param].take();
         let grad = match &before {
             Some(sum) => (sum.to_dtype(sum_dtype)? + grad.to_dtype(sum_dtype)?)?,
             None if state.synchronise => grad.to_dtype(self.reduce_dtype(built))?,
@@ -44,11 +44,11 @@ impl Core {
         };
         self.gradients.add(bytes(&grad));
         self.gradients.sub(before.as_ref().map_or(0, bytes));
-        unit.grads[place.param] = Some(grad);
+        unit.grads[index.param] = Some(grad);
         // The gradient of a recomputation is not the one that is awaited in the loss's graph.
-        let was_awaited = ops::recomputed_node().is_none() && std::mem::take(&mut unit.awaited[place.param]);
+        let was_awaited = ops::recomputed_node().is_none() && std::mem::take(&mut unit.awaited[index.param]);
         let is_last = was_awaited && unit.all_in_graph && !unit.awaited.contains(&true);
-        if is_last { self.reduce(state, place.unit) } else { Ok(()) }
+        if is_last { self.reduce(state, index.unit) } else { Ok(()) }
     }
 
     fn reduce_dtype(&self, built: &BuiltUnit) -> DType {
@@ -61,11 +61,11 @@ impl Core {
         if !state.synchronise || state.units[unit].grads.iter().all(Option::is_none) {
             return Ok(());
         }
-        let flight = self.start_reduce(state, unit)?;
+        let reduction = self.start_reduce(state, unit)?;
         // At most two units' whole gradients at a time: those of this unit, and those of the unit that backward computes
         // next.
         self.finish_reductions(state)?;
-        state.flights.push_back(flight);
+        state.pending.push_back(reduction);
         if self.groups.shard.is_none() {
             self.finish_reductions(state)?;
         }
@@ -128,17 +128,17 @@ impl Core {
 
     /// Waits for the operations in progress, and copies their results into the shards.
     fn finish_reductions(&self, state: &mut State) -> Result<()> {
-        for flight in state.flights.iter_mut().filter(|flight| flight.last.is_none()) {
-            let built = &self.units[flight.unit];
-            for (part, (own, work)) in built.layout.parts.iter().zip(flight.parts.drain(..)) {
+        for reduction in state.pending.iter_mut().filter(|reduction| reduction.last.is_none()) {
+            let built = &self.units[reduction.unit];
+            for (part, (own, work)) in built.layout.parts.iter().zip(reduction.parts.drain(..)) {
                 work.map_or(Ok(()), Work::wait)?;
                 if let Some(own) = own.filter(|own| own.elem_count() > 0) {
-                    flight.shard.slice_set(&own.to_dtype(flight.shard.dtype())?, 0, part.offset)?;
+                    reduction.shard.slice_set(&own.to_dtype(reduction.shard.dtype())?, 0, part.offset)?;
                 }
             }
-            self.gradients.sub(std::mem::take(&mut flight.bytes));
-            if let Some(replicas) = &self.groups.dp {
-                flight.last = Some(start_averages(replicas, built, &flight.shard)?);
+            self.gradients.sub(std::mem::take(&mut reduction.bytes));
+            if let Some(same_shard) = &self.groups.same_shard {
+                reduction.last = Some(start_averages(same_shard, built, &reduction.shard)?);
             }
         }
         Ok(())
@@ -148,8 +148,8 @@ impl Core {
     pub(super) fn finish(&self, state: &mut State) -> Result<Vec<(usize, Tensor)>> {
         (0..self.units.len()).try_for_each(|unit| self.reduce(state, unit))?;
         self.finish_reductions(state)?;
-        let mut shards: Vec<(usize, Tensor)> = Vec::with_capacity(state.flights.len());
-        for PendingReduction { unit, shard, last, .. } in state.flights.drain(..) {
+        let mut shards: Vec<(usize, Tensor)> = Vec::with_capacity(state.pending.len());
+        for PendingReduction { unit, shard, last, .. } in state.pending.drain(..) {
             last.into_iter().flatten().try_for_each(Work::wait)?;
             match shards.iter_mut().find(|(known, _)| *known == unit) {
                 Some((_, sum)) => {
@@ -165,10 +165,10 @@ impl Core {
 }
 
 /// Starts to average a shard, each range of it over the ranks that hold the same.
-fn start_averages(replicas: &ReplicaGroups, built: &BuiltUnit, shard: &Tensor) -> Result<Vec<Work>> {
+fn start_averages(same_shard: &ParameterGroups, built: &BuiltUnit, shard: &Tensor) -> Result<Vec<Work>> {
     let mut works = Vec::new();
-    for (place, comm) in replicas.groups().enumerate() {
-        let own = built.layout.of_group(place);
+    for (group, comm) in same_shard.groups().enumerate() {
+        let own = built.layout.of_group(group);
         if !own.is_empty() && comm.world_size() > 1 {
             let tensor = shard.narrow(0, own.start, own.len())?;
             works.push(comm.submit(Operation::AllReduce { tensor, op: ReduceOp::Avg })?);

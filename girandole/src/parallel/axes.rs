@@ -7,7 +7,7 @@ use comm::{Communicator, Mesh};
 use context_parallel::ContextParallel;
 use expert_parallel::ExpertParallel;
 use ops::{DividedRows, RowContext};
-use strategy::ReplicaGroups;
+use strategy::ParameterGroups;
 
 use crate::{Batch, Error, Layout, Result};
 
@@ -25,9 +25,9 @@ pub(super) struct Axes {
     /// With experts to be balanced: ranks with different rows, places or stages (all axes but `tp`).
     pub(super) undivided: Option<Arc<dyn Communicator>>,
     /// Of each parameter, the ranks whose gradients are averaged: those of experts are averaged without `ep`.
-    pub(super) replicas: ReplicaGroups,
+    pub(super) averaged_over: ParameterGroups,
     /// With `shard`: of each parameter, the ranks that hold the same shard.
-    pub(super) copies: ReplicaGroups,
+    pub(super) same_shard: ParameterGroups,
     /// The ranks that divide rows, if there are several.
     pub(super) context: Option<ContextParallel>,
     /// The ranks that divide experts, if there are several.
@@ -52,9 +52,9 @@ impl Axes {
             let multiple = if sequence_parallel { layout.tp } else { 1 };
             context = Some(ContextParallel::new(mesh.axis("cp")?.clone()).in_multiples_of(multiple));
         }
-        let (mut replicas, mut experts) = (ReplicaGroups::of(averaged.clone()), None);
+        let (mut averaged_over, mut experts) = (ParameterGroups::of(averaged.clone()), None);
         let dp = of_parameters.axis("dp")?;
-        let mut copies = ReplicaGroups::of(dp.clone());
+        let mut same_shard = ParameterGroups::of(dp.clone());
         if layout.ep > 1 {
             let divided = ExpertParallel::new(mesh.axis("ep")?.clone());
             let is_own = || {
@@ -62,14 +62,24 @@ impl Axes {
                 move |name: &str| divided.is_of_expert(name)
             };
             let of_experts = of_parameters.plane(&["dp", "shard"])?;
-            replicas = replicas.with_fewer(of_experts, is_own());
+            averaged_over = averaged_over.with_fewer(of_experts, is_own());
             if layout.shard > 1 {
                 let of_all = of_parameters.plane(&["dp", "ep"])?;
-                copies = ReplicaGroups::of(of_all).with_fewer(dp.clone(), is_own());
+                same_shard = ParameterGroups::of(of_all).with_fewer(dp.clone(), is_own());
             }
             experts = Some(divided);
         }
-        Ok(Self { mesh, of_parameters, data, averaged, replicas, copies, undivided, context, experts })
+        Ok(Self {
+            mesh,
+            of_parameters,
+            data,
+            averaged,
+            averaged_over,
+            same_shard,
+            undivided,
+            context,
+            experts,
+        })
     }
 
     /// Whether a parameter is of an expert that ranks along `ep` do not have.

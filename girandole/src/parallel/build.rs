@@ -206,7 +206,7 @@ fn make<M: Model + Send + Sync + 'static>(
     ties: &[(String, String)],
     build: impl Fn(&Builder) -> CandleResult<M> + Send + Sync + 'static,
 ) -> Result<Kind<M>> {
-    let (Axes { of_parameters: mesh, replicas, .. }, recompute) = (axes, config.recompute);
+    let (Axes { of_parameters: mesh, averaged_over, .. }, recompute) = (axes, config.recompute);
     let layers = match &axes.experts {
         None => shards.layers(),
         Some(experts) => experts.layers(shards.layers()),
@@ -220,7 +220,7 @@ fn make<M: Model + Send + Sync + 'static>(
         let modules = Modules::of_units(build)?.buffers(&buffers);
         // Tied parameters start with equal values; those that are not trained keep them, and need no synchronization.
         let ties: Vec<_> = ties.iter().filter(|(first, _)| config.is_trained(first)).cloned().collect();
-        let stages = Stages::new(mesh, replicas, shards, config, &ties, &modules, passed_on)?;
+        let stages = Stages::new(mesh, averaged_over, shards, config, &ties, &modules, passed_on)?;
         return Ok(Kind::Stages(Box::new(stages)));
     }
     if layout.shard > 1 {
@@ -241,14 +241,21 @@ fn make<M: Model + Send + Sync + 'static>(
             // Parameters that are not trained lack a gradient on purpose.
             fsdp.audit.on_missing = OnMissingGradient::Ignore;
         }
-        let (shard, groups) = (mesh.axis("shard")?.clone(), (replicas.clone(), axes.copies.clone()));
-        return Ok(Kind::Sharded(Fsdp::with_replicas(shard, groups, vb, &fsdp, build)?));
+        let (averaged_over, same_shard) = (averaged_over.clone(), axes.same_shard.clone());
+        return Ok(Kind::Sharded(Fsdp::with_groups(
+            mesh.axis("shard")?.clone(),
+            averaged_over,
+            same_shard,
+            vb,
+            &fsdp,
+            build,
+        )?));
     }
     let whole = shards.tensor_builder();
     let in_builder = |vb| build(Builder::new(trained(vb, whole.clone(), config)));
     if layout.dp > 1 || layout.ep > 1 {
-        return Ok(Kind::Copies(Ddp::with_replicas(
-            replicas.clone(),
+        return Ok(Kind::Copies(Ddp::with_groups(
+            averaged_over.clone(),
             whole.clone(),
             &config.ddp,
             in_builder,

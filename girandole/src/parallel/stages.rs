@@ -8,7 +8,7 @@ use candle_nn::VarMap;
 use comm::{Communicator, Mesh, Stats};
 use ops::RowContext;
 use pipeline::{Modules, Pipeline, PipelineConfig};
-use strategy::{DistributedModel, ReplicaGroups};
+use strategy::{DistributedModel, ParameterGroups};
 use tensor_parallel::Shards;
 use training::build::{Model, Units, whole_rows};
 
@@ -59,7 +59,7 @@ impl Sums {
 impl Stages {
     pub(super) fn new<M: Model + Send + Sync + 'static>(
         mesh: &Mesh,
-        replicas: &ReplicaGroups,
+        averaged_over: &ParameterGroups,
         shards: &Shards,
         config: &ParallelConfig,
         ties: &[(String, String)],
@@ -72,7 +72,7 @@ impl Stages {
             schedule: config.schedule,
             micro_batches: config.micro_batches,
             split: config.split.clone(),
-            dp: (replicas.all().world_size() > 1).then(|| replicas.clone()),
+            averaged_over: (averaged_over.all().world_size() > 1).then(|| averaged_over.clone()),
             bucket_bytes: config.ddp.bucket_bytes,
             tp: several(mesh.axis("tp")?),
             tied: ties.to_vec(),

@@ -10,10 +10,11 @@
 //! | scaled losses (f16) | | `parallel/mod.rs`, `training::LossScaler` |
 //! | check of the first gradients | [`Trainer::step_once`] | `first_gradients.rs` |
 //! | norm over all ranks, clipping | [`Trainer::update`] | `strategy/src/norm.rs` |
+//! | learning rate | [`Trainer::step_once`] | `learning_rate.rs` |
 //! | optimizer | [`Trainer::update`] | `optimizer.rs`; `training::{Adam, Muon, Sgd}`, `strategy::OwnedMatrices` |
 //! | corrections of experts' routers | [`Trainer::update`] | `parallel/balance.rs` |
 //! | average of groups that train on their own (`far`) | [`Trainer::step_once`] | `far/mod.rs` |
-//! | report | [`Trainer::step_once`] | `observer.rs` |
+//! | report | [`Trainer::step_once`] | `observer.rs`; the commands write it as metrics: `cli/src/language/speed.rs`, `report/src/metrics` |
 //!
 //! Around it: the loop over steps, evaluations and checkpoints is in `trainer/mod.rs`; what happens when a rank is lost is in
 //! `trainer/elastic`; how a model gets its parameters in a layout is in `parallel/build.rs`.

@@ -8,7 +8,7 @@ use crate::message::{JobOutcome, NodeMessage, Order, Round};
 const NODES: usize = 3;
 
 /// Each line is a message: one character for the node, then the JSON text.
-pub fn fuzz_council(data: &[u8]) {
+pub fn fuzz_coordinator(data: &[u8]) {
     let round =
         Round { run_id: "run".into(), secret: None, host: None, port: 0, restart: 0, max_restarts: 2 };
     let mut coordinator = Coordinator::new((0..NODES).map(|node| format!("h{node}")).collect(), round);

@@ -31,7 +31,7 @@ use coordinator::Coordinator;
 use link::{CoordinatorLink, CoordinatorLinks};
 
 #[cfg(any(test, fuzzing))]
-pub use fuzz::fuzz_council;
+pub use fuzz::fuzz_coordinator;
 
 /// Upper bound for timeouts, so that adding one to an `Instant` does not overflow.
 pub(super) const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);

@@ -2,13 +2,13 @@
 
 use std::collections::VecDeque;
 
-use super::{RoundStage, Supervisor};
+use super::{RoundPhase, Supervisor};
 use crate::failure::Ended;
 use crate::message::NodeMessage;
 use crate::start::Worker;
 
 impl Supervisor<'_> {
-    /// In an elastic job: enters or leaves [`RoundStage::Finishing`], depending on whether only ranks outside the group
+    /// In an elastic job: enters or leaves [`RoundPhase::Finishing`], depending on whether only ranks outside the group
     /// still run.
     pub(super) fn look_who_is_left(&mut self) {
         let Some(elastic) = &self.config.elastic else { return };
@@ -17,9 +17,9 @@ impl Supervisor<'_> {
         }
         let some_run = self.workers.running() > 0 && self.ended_well() > 0;
         let only_apart = some_run && self.workers.running_workers().all(Worker::is_outside_group);
-        match (self.stage, only_apart) {
-            (RoundStage::Running, true) => self.enter(RoundStage::Finishing, elastic.finish),
-            (RoundStage::Finishing, false) => (self.stage, self.deadline) = (RoundStage::Running, None),
+        match (self.phase, only_apart) {
+            (RoundPhase::Running, true) => self.enter(RoundPhase::Finishing, elastic.finish),
+            (RoundPhase::Finishing, false) => (self.phase, self.deadline) = (RoundPhase::Running, None),
             _ => {}
         }
     }
@@ -30,13 +30,13 @@ impl Supervisor<'_> {
         let left = self.workers.at_work() + self.ended_well();
         // A rank that was left behind may have ended: then it is replaced as soon as its end is heard.
         let are_enough = left > 0 && left + self.workers.joining() + self.next_replacement() >= min;
-        if are_enough || self.stage != RoundStage::Running || self.config.nodes > 1 {
+        if are_enough || self.phase != RoundPhase::Running || self.config.nodes > 1 {
             return false;
         }
         let Some(last) = self.lost.pop() else { return false };
         self.count_recent_losses();
         self.ended.push(last);
-        self.enter(RoundStage::Grace, self.config.failure_grace);
+        self.enter(RoundPhase::Grace, self.config.failure_grace);
         true
     }
 
@@ -55,10 +55,10 @@ impl Supervisor<'_> {
     /// members, as without them no group would have formed. So they count as lost, and the others continue if enough
     /// are left.
     pub(super) fn recover_first_failures(&mut self) {
-        if self.stage != RoundStage::Grace {
+        if self.phase != RoundPhase::Grace {
             return;
         }
-        (self.stage, self.deadline) = (RoundStage::Running, None);
+        (self.phase, self.deadline) = (RoundPhase::Running, None);
         let (failed, well) =
             std::mem::take(&mut self.ended).into_iter().partition(|end| !end.status.success());
         self.ended = well;
@@ -73,7 +73,7 @@ impl Supervisor<'_> {
             }
         }
         if self.ended.iter().any(|end| !end.status.success()) {
-            self.enter(RoundStage::Grace, self.config.failure_grace);
+            self.enter(RoundPhase::Grace, self.config.failure_grace);
         }
     }
 
@@ -82,14 +82,14 @@ impl Supervisor<'_> {
         let Some(elastic) = &self.config.elastic else { return false };
         // On several nodes the coordinator knows whether the ranks have formed a group: a rank of another node may have
         // reported it.
-        let may = (self.met || self.config.nodes > 1) && self.is_at_work() && self.signal.is_none();
+        let may = (self.has_group || self.config.nodes > 1) && self.is_at_work() && self.signal.is_none();
         if end.status.success() || end.is_checkpointed() || end.asked_to_end || !may {
             return false;
         }
         if self.config.nodes > 1 {
             // The remaining ranks of all nodes together have to be enough, which the coordinator checks.
             self.tell_of_loss(end);
-            if !self.met {
+            if !self.has_group {
                 self.announce_own(end);
             }
             return true;
@@ -153,7 +153,7 @@ impl Supervisor<'_> {
     /// Whether the result is left to the coordinator: all ranks of this node have ended by themselves, and all failures
     /// were reported to it. It may still receive a report from another node that the ranks had formed a group; then the
     /// others continue. So this launcher does not report a failure of its own.
-    pub(super) fn is_for_the_council(&self) -> bool {
+    pub(super) fn is_left_to_coordinator(&self) -> bool {
         let is_known =
             |end: &Ended| end.status.success() || self.lost.iter().any(|lost| lost.rank == end.rank);
         let is_undisturbed = self.stopped_by().is_none() && self.output_error.is_none();

@@ -51,7 +51,7 @@ impl Finished {
 
 /// Stage of a round; each but the first has a deadline.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum RoundStage {
+enum RoundPhase {
     Running,
     /// A rank has failed; the others may end by themselves.
     Grace,
@@ -71,12 +71,12 @@ pub(super) struct Supervisor<'a> {
     nodes: &'a Nodes,
     config: &'a SpawnConfig,
     job: &'a Job,
-    stage: RoundStage,
+    phase: RoundPhase,
     deadline: Option<Instant>,
     /// In chronological order.
     ended: Vec<Ended>,
     /// The ranks have formed a group: from now on the others can continue without one of them.
-    met: bool,
+    has_group: bool,
     /// Lost ranks without which the others continue; on several nodes, unless the coordinator decides otherwise.
     lost: Vec<Ended>,
     /// The coordinator has announced that the others continue without some ranks.
@@ -107,10 +107,10 @@ impl<'a> Supervisor<'a> {
             nodes,
             config,
             job,
-            stage: RoundStage::Running,
+            phase: RoundPhase::Running,
             deadline: None,
             ended: Vec::new(),
-            met: false,
+            has_group: false,
             lost: Vec::new(),
             gone_on: false,
             announcer: None,
@@ -161,10 +161,10 @@ impl<'a> Supervisor<'a> {
             Event::Exited(rank) => return self.exited(rank),
             Event::Met { local_rank, without } => {
                 self.workers.have_met(local_rank, &without);
-                let is_first = !std::mem::replace(&mut self.met, true);
+                let is_first = !std::mem::replace(&mut self.has_group, true);
                 // Once the ranks are being ended, the report is withheld: the others would continue with ranks that are
                 // about to vanish.
-                let are_ended = matches!(self.stage, RoundStage::Asked | RoundStage::Killed);
+                let are_ended = matches!(self.phase, RoundPhase::Asked | RoundPhase::Killed);
                 if (is_first || !without.is_empty()) && !are_ended {
                     self.nodes.send(NodeMessage::Met { without });
                 }
@@ -204,7 +204,7 @@ impl<'a> Supervisor<'a> {
         }
         if self.is_at_work() {
             self.count_recent_losses();
-            self.enter(RoundStage::Grace, self.config.failure_grace);
+            self.enter(RoundPhase::Grace, self.config.failure_grace);
         }
         if !matches!(order, Order::Stop) {
             self.inbox.keep(Event::Order(order));
@@ -225,19 +225,19 @@ impl<'a> Supervisor<'a> {
             self.look_who_is_left();
             return Ok(());
         }
-        if !status.success() && self.stage == RoundStage::Running {
+        if !status.success() && self.phase == RoundPhase::Running {
             self.count_recent_losses();
         }
         self.ended.push(end);
         if status.success() {
             self.look_who_is_left();
-        } else if self.stage == RoundStage::Running {
-            self.enter(RoundStage::Grace, self.config.failure_grace);
+        } else if self.phase == RoundPhase::Running {
+            self.enter(RoundPhase::Grace, self.config.failure_grace);
             if self.config.nodes > 1 {
                 self.nodes.send(NodeMessage::Failing { rank, status });
             }
             self.announce_own(end);
-        } else if self.stage == RoundStage::Grace && !end.asked_to_end {
+        } else if self.phase == RoundPhase::Grace && !end.asked_to_end {
             self.further_failure(end);
         }
         Ok(())
@@ -253,7 +253,7 @@ impl<'a> Supervisor<'a> {
         } else if self.config.nodes > 1 {
             self.nodes.send(NodeMessage::Failing { rank, status });
         }
-        if !self.met {
+        if !self.has_group {
             self.announce_own(end);
         }
     }
@@ -276,7 +276,7 @@ impl<'a> Supervisor<'a> {
 
     /// Whether nothing has happened yet that ends the ranks.
     fn is_at_work(&self) -> bool {
-        matches!(self.stage, RoundStage::Running | RoundStage::Finishing)
+        matches!(self.phase, RoundPhase::Running | RoundPhase::Finishing)
     }
 
     /// Handles a signal that ends the job: the first one is passed on, and another one kills the ranks at once.
@@ -293,40 +293,40 @@ impl<'a> Supervisor<'a> {
     }
 
     fn ask(&mut self, signals: &[Signal], time: Duration) {
-        if self.stage != RoundStage::Killed {
+        if self.phase != RoundPhase::Killed {
             self.workers.signal_all(signals);
-            self.enter(RoundStage::Asked, time);
+            self.enter(RoundPhase::Asked, time);
         }
     }
 
     fn kill(&mut self) {
         self.workers.signal_all(&[Signal::KILL]);
-        self.enter(RoundStage::Killed, KILL_TIME);
+        self.enter(RoundPhase::Killed, KILL_TIME);
     }
 
-    fn enter(&mut self, stage: RoundStage, time: Duration) {
-        self.stage = stage;
+    fn enter(&mut self, phase: RoundPhase, time: Duration) {
+        self.phase = phase;
         self.deadline = Instant::now().checked_add(time);
     }
 
-    /// Enters the next stage when the deadline has passed.
+    /// Enters the next phase when the deadline has passed.
     fn escalate(&mut self) {
-        match self.stage {
-            RoundStage::Running | RoundStage::Grace => {
+        match self.phase {
+            RoundPhase::Running | RoundPhase::Grace => {
                 self.ask(&[Signal::TERM, Signal::CONT], self.config.grace)
             }
-            RoundStage::Finishing => {
+            RoundPhase::Finishing => {
                 self.is_done = true;
                 self.workers.running_workers().for_each(Worker::warn_ended);
                 self.ask(&[Signal::TERM, Signal::CONT], TERM_TIME);
             }
-            RoundStage::Asked => {
+            RoundPhase::Asked => {
                 if !self.is_done {
                     self.warn_killed();
                 }
                 self.kill();
             }
-            RoundStage::Killed => self.workers.given_up = true,
+            RoundPhase::Killed => self.workers.given_up = true,
         }
     }
 

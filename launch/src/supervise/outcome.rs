@@ -35,7 +35,7 @@ impl Supervisor<'_> {
                 _ => {}
             }
         }
-        if self.is_for_the_council() {
+        if self.is_left_to_coordinator() {
             self.tell_last_lines(captured.tails);
             return Ok(captured.results);
         }

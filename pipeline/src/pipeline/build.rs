@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use comm::Communicator;
-use strategy::ReplicaGroups;
+use strategy::ParameterGroups;
 use training::internal::{is_buffer, known_buffers};
 
 use crate::average::completion_positions;
@@ -174,18 +174,18 @@ impl Pipeline {
         let ranges = config.split.stages(&modules.names(), &costs, table.stages())?;
         let own: Vec<bool> = table.owners.iter().map(|owner| *owner == comm.rank()).collect();
         let stages = groups.all_agree(stage::build(modules, &ranges, &own, builder))?;
-        groups.all_agree(replicas::broadcast_variables(groups.dp.as_ref(), &all_vars(&stages)))?;
+        groups.all_agree(replicas::broadcast_variables(groups.averaged_over.as_ref(), &all_vars(&stages)))?;
         let mut buffer_names = known_buffers();
         buffer_names.extend(modules.buffers.clone());
         let (buffers, parameters) =
             all_vars(&stages).into_iter().partition(|(name, _)| is_buffer(&buffer_names, name));
         let ties = groups.all_agree(tied::tie(&*comm, &config.tied, &all_vars(&stages)))?;
         let failures = Arc::new(FailureReports::new(comm.clone()));
-        let dp = groups.dp.as_ref().filter(|dp| dp.all().world_size() > 1);
-        let copies = dp.map(ReplicaGroups::duplicate).transpose()?;
-        let last_places = completion_positions(&table.actions[comm.rank()]);
+        let several = groups.averaged_over.as_ref().filter(|groups| groups.all().world_size() > 1);
+        let average_groups = several.map(ParameterGroups::duplicate).transpose()?;
+        let completions = completion_positions(&table.actions[comm.rank()]);
         Ok(Self {
-            copies,
+            average_groups,
             stages,
             specs: Vec::new(),
             ties,
@@ -197,7 +197,7 @@ impl Pipeline {
             row_contexts: Vec::new(),
             measures: false,
             device,
-            last_places,
+            completions,
             bucket_bytes: config.bucket_bytes,
             rows: 0,
             divided: None,

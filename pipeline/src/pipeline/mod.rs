@@ -13,7 +13,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, TensorId, Var};
 use comm::Stats;
 use ops::RowContext;
-use strategy::{Region, ReplicaGroups};
+use strategy::{ParameterGroups, Region};
 use training::internal::{GradSums, Runs};
 
 use crate::average::Average;
@@ -54,8 +54,8 @@ pub struct StepOutput {
 /// so that they fail with the same cause; every later call fails immediately with it.
 pub struct Pipeline {
     groups: Groups,
-    /// Data-parallel replicas, for averaging; closed at the first failure.
-    copies: Option<ReplicaGroups>,
+    /// Groups of the same ranks as those that gradients are averaged over, for averaging; closed at the first failure.
+    average_groups: Option<ParameterGroups>,
     schedule: Schedule,
     stages: Vec<Stage>,
     specs: Vec<Spec>,
@@ -69,7 +69,7 @@ pub struct Pipeline {
     row_contexts: Vec<RowContext>,
     measures: bool,
     device: Device,
-    last_places: Vec<usize>,
+    completions: Vec<usize>,
     bucket_bytes: usize,
     rows: usize,
     /// Checks the first step for missing gradients; `None` after it.
@@ -136,7 +136,7 @@ impl Pipeline {
         // Closing the connections makes the other ranks look for a report. All are closed at the same time, since ranks may
         // wait for one another in any of them.
         let (links, evaluation) = (self.links.take(), self.evaluation.take());
-        let (ties, copies) = (std::mem::take(&mut self.ties), self.copies.take());
+        let (ties, groups) = (std::mem::take(&mut self.ties), self.average_groups.take());
         let first_audit = self.first_audit.take();
         std::thread::scope(|scope| {
             // If no thread can be started, it is dropped here, before the others.
@@ -144,7 +144,7 @@ impl Pipeline {
             let _ = Builder::new().spawn_scoped(scope, move || drop(evaluation));
             let _ = Builder::new().spawn_scoped(scope, move || drop(ties));
             let _ = Builder::new().spawn_scoped(scope, move || drop(first_audit));
-            for group in copies.into_iter().flat_map(ReplicaGroups::into_groups) {
+            for group in groups.into_iter().flat_map(ParameterGroups::into_groups) {
                 let _ = Builder::new().spawn_scoped(scope, move || drop(group));
             }
         });
@@ -175,7 +175,12 @@ impl Pipeline {
             row_contexts: std::mem::take(&mut self.row_contexts),
             evaluates: false,
             gradients: GradSums::new(vars),
-            average: Average::new(self.copies.as_ref(), &self.failures, &self.last_places, self.bucket_bytes),
+            average: Average::new(
+                self.average_groups.as_ref(),
+                &self.failures,
+                &self.completions,
+                self.bucket_bytes,
+            ),
             state: State::measuring(self.measures),
         };
         run.run(&table.actions[self.groups.pp.rank()])?;
@@ -306,8 +311,8 @@ impl Pipeline {
     /// have been received.
     pub fn stats(&self) -> Stats {
         let between = self.links.as_ref().map(Links::stats).unwrap_or_default();
-        let copies = self.copies.iter().flat_map(ReplicaGroups::groups);
-        let groups = copies.chain(self.ties.iter().filter_map(Tie::group));
+        let averages = self.average_groups.iter().flat_map(ParameterGroups::groups);
+        let groups = averages.chain(self.ties.iter().filter_map(Tie::group));
         groups.fold(between, |sum, group| sum + group.stats())
     }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Optimizer;
 use comm::{Local, Mesh};
-use pipeline::{DistributedModel, Pipeline, PipelineConfig, ReplicaGroups, Result, ScheduleKind};
+use pipeline::{DistributedModel, ParameterGroups, Pipeline, PipelineConfig, Result, ScheduleKind};
 use training::{Checkpoint, CheckpointConfig, Checkpoints, OptimizerState, Sgd, SgdConfig};
 
 use crate::common::{Comm, ROWS, Trained, WIDTH, assert_equal, batch, loss, modules, values, weights};
@@ -40,7 +40,7 @@ fn train(
     let config = PipelineConfig {
         schedule,
         micro_batches,
-        dp: Some(ReplicaGroups::of(group)),
+        averaged_over: Some(ParameterGroups::of(group)),
         ..PipelineConfig::default()
     };
     let example = Tensor::zeros((ROWS, WIDTH), DType::F64, &Device::Cpu).map_err(tensor)?;

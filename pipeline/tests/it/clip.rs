@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Module, ModuleT, Optimizer, VarBuilder, VarMap, func};
 use comm::{Local, Mesh};
 use ops::linear;
-use pipeline::{DistributedModel, Error, Modules, Pipeline, PipelineConfig, ReplicaGroups, ScheduleKind};
+use pipeline::{DistributedModel, Error, Modules, ParameterGroups, Pipeline, PipelineConfig, ScheduleKind};
 use training::clip_grad_norm;
 
 use crate::common::{
@@ -55,7 +55,7 @@ fn in_stages(
     let tensor = |error| Error::Comm(comm::Error::from(error));
     let copies: Comm = mesh.axis("dp")?.clone();
     let (copy, count, rows) = (copies.rank(), copies.world_size(), ROWS * config.micro_batches);
-    let config = PipelineConfig { dp: Some(ReplicaGroups::of(copies)), ..config.clone() };
+    let config = PipelineConfig { averaged_over: Some(ParameterGroups::of(copies)), ..config.clone() };
     let example = Tensor::zeros((ROWS, WIDTH), DType::F64, &Device::Cpu).map_err(tensor)?;
     let stages = mesh.axis("pp")?.clone();
     let mut pipeline = Pipeline::new(stages, modules, &weights(), &example, loss, &config)?;
@@ -191,7 +191,8 @@ fn copies_and_tied_parameters_that_differ_are_named_by_all() {
     let found = Local::run_shared(4, |comm| {
         let mesh = Mesh::new(comm.clone(), &[("pp", 2), ("dp", 2)])?;
         let (dp, tied) = (Some(mesh.axis("dp")?.clone()), tied.clone());
-        let config = PipelineConfig { dp: dp.map(ReplicaGroups::of), tied, ..PipelineConfig::default() };
+        let config =
+            PipelineConfig { averaged_over: dp.map(ParameterGroups::of), tied, ..PipelineConfig::default() };
         let pipeline = two_stages(mesh.axis("pp")?.clone(), &config)?;
         pipeline.check_parameters()?;
         let change = |of: &str, ranks: &[usize]| -> comm::Result<String> {

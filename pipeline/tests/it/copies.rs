@@ -8,7 +8,9 @@ use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{Init, VarBuilder, VarMap, func};
 use comm::{Local, LocalConfig, Mesh};
 use ops::defer;
-use pipeline::{Cost, Error, Modules, Pipeline, PipelineConfig, ReplicaGroups, Result, ScheduleKind, Split};
+use pipeline::{
+    Cost, Error, Modules, ParameterGroups, Pipeline, PipelineConfig, Result, ScheduleKind, Split,
+};
 use sampler::{Generator, SharedGenerator};
 use training::TorchInit;
 
@@ -39,7 +41,7 @@ fn make(
     config: PipelineConfig,
 ) -> Result<Pipeline> {
     let example = Tensor::zeros((ROWS, WIDTH), DType::F64, &Device::Cpu).unwrap();
-    let config = PipelineConfig { dp: Some(ReplicaGroups::of(axis(mesh, "dp"))), ..config };
+    let config = PipelineConfig { averaged_over: Some(ParameterGroups::of(axis(mesh, "dp"))), ..config };
     Pipeline::new(axis(mesh, "pp"), modules, builder, &example, loss, &config)
 }
 
@@ -354,8 +356,11 @@ fn of_experts(used: [usize; 2]) -> Vec<Vec<(String, Option<f64>)>> {
         let mesh = Mesh::new(comm, &[("pp", 2), ("dp", 2)])?;
         let dp = mesh.axis("dp")?.clone();
         let (copy, expert) = (dp.rank(), used[dp.rank()]);
-        let config =
-            PipelineConfig { micro_batches: 2, dp: Some(ReplicaGroups::of(dp)), ..PipelineConfig::default() };
+        let config = PipelineConfig {
+            micro_batches: 2,
+            averaged_over: Some(ParameterGroups::of(dp)),
+            ..PipelineConfig::default()
+        };
         let experts = move |vb: VarBuilder<'static>| {
             let weights = (0..3).map(|e| vb.get_with_hints((2, 2), &format!("e{e}"), Init::Const(0.5)));
             let weights = weights.collect::<candle_core::Result<Vec<Tensor>>>()?;

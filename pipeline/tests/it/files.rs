@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Local, Mesh};
-use pipeline::{DistributedModel, Pipeline, PipelineConfig, ReplicaGroups, Result};
+use pipeline::{DistributedModel, ParameterGroups, Pipeline, PipelineConfig, Result};
 
 use crate::common::{Comm, ROWS, Trained, WIDTH, loss, modules, values, weights};
 
@@ -12,8 +12,10 @@ const BLOCKS: usize = 2;
 
 fn pipeline(comm: Comm, copies: usize) -> Result<Pipeline> {
     let mesh = Mesh::new(comm.clone(), &[("pp", comm.world_size() / copies), ("dp", copies)])?;
-    let config =
-        PipelineConfig { dp: Some(ReplicaGroups::of(mesh.axis("dp")?.clone())), ..PipelineConfig::default() };
+    let config = PipelineConfig {
+        averaged_over: Some(ParameterGroups::of(mesh.axis("dp")?.clone())),
+        ..PipelineConfig::default()
+    };
     let example = Tensor::zeros((ROWS, WIDTH), DType::F64, &Device::Cpu).map_err(comm::Error::from)?;
     Pipeline::new(mesh.axis("pp")?.clone(), &modules(BLOCKS), &weights(), &example, loss, &config)
 }

@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Module, Optimizer, VarBuilder, VarMap, func};
 use comm::{Communicator, Local, Mesh, Operation, Stats, Work};
 use ops::defer;
-use pipeline::{Modules, Pipeline, PipelineConfig, ReplicaGroups, ScheduleKind, Split};
+use pipeline::{Modules, ParameterGroups, Pipeline, PipelineConfig, ScheduleKind, Split};
 
 use crate::common::{
     Comm, ROWS, STEPS, Trained, WIDTH, alone, assert_equal, batch, loss, modules, optimizer, values, weights,
@@ -28,7 +28,7 @@ fn gradients_are_averaged_over_copies() {
                 let config = PipelineConfig {
                     schedule,
                     micro_batches,
-                    dp: Some(ReplicaGroups::of(copies)),
+                    averaged_over: Some(ParameterGroups::of(copies)),
                     // Each gradient separately, or all together.
                     bucket_bytes: if dp == 2 { 1 } else { 1 << 20 },
                     ..PipelineConfig::default()
@@ -251,7 +251,7 @@ fn gradients_are_averaged_while_others_are_computed() {
                 schedule,
                 micro_batches: 3,
                 split: Split::at(["1.patient"]),
-                dp: Some(ReplicaGroups::of(copies.clone())),
+                averaged_over: Some(ParameterGroups::of(copies.clone())),
                 bucket_bytes: 1,
                 ..PipelineConfig::default()
             };

@@ -16,7 +16,7 @@ use cli::prelude::*;
 use cli::start::check_world_size;
 use cli::trainer::Staged;
 use comm::{Communicator, Mesh, Operation, all_gather_object};
-use pipeline::{Pipeline, PipelineConfig, Plan, ReplicaGroups};
+use pipeline::{ParameterGroups, Pipeline, PipelineConfig, Plan};
 use report::Timeline;
 use sampler::{Generator, SharedGenerator};
 use serde::{Deserialize, Serialize};
@@ -121,7 +121,8 @@ impl Command for PipelineTransformerOptions {
         let world_size = world.world_size();
         let (stages, copies) = self.groups(&world)?;
         let copy = copies.as_ref().map_or(0, |copies| copies.rank());
-        let config = PipelineConfig { dp: copies.map(ReplicaGroups::of), ..self.config(world_size) };
+        let config =
+            PipelineConfig { averaged_over: copies.map(ParameterGroups::of), ..self.config(world_size) };
         let batches = self.batches(&setup, copy)?;
         let made = |config: &PipelineConfig| self.make(&stages, &setup, config, copy);
         let first = batches.first().cloned();

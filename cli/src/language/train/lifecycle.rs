@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 use crate::live_page::LivePage;
 use crate::options::{begin_note, keeps_losses, value_name, with_fallback_hint};
 use crate::rank::Rank;
+use crate::resume::first_choice;
 use crate::run_log::{LogConfig, RunLog};
-use crate::trainer::first_choice;
 use comm::Operation;
 use girandole::trainer::{self, Replacement, Summary, Trainer};
 use girandole::{Layout, Parallel};
@@ -181,7 +181,8 @@ pub(super) fn choose(options: &TrainOptions) -> Result<Option<Contents>> {
     match groups {
         1 => options.checkpoints.choose(Checkpoints::latest, one),
         _ => {
-            // The inner result is that of groups that have not written the same checkpoints.
+            // An outer error or `None` is that of the folder; an inner one is of its checkpoints, such as that no step has one of each
+            // group.
             let latest = |checkpoints: &Checkpoints| Ok(Some(trainer::latest_of_groups(checkpoints, groups)));
             let one = |checkpoints: &Checkpoints, folder: &Path| Ok(Ok(Some(one(checkpoints, folder)?)));
             Ok(options.checkpoints.choose(latest, one)?.transpose()?.flatten())

@@ -16,8 +16,8 @@ use crate::options::{
 };
 use crate::plan::recompute_fits;
 use crate::rank::{Outcome, Rank, RankPhase};
+use crate::resume::agree_on_command;
 use crate::run_log::RunLog;
-use crate::trainer::agree_on_command;
 use crate::{Command, outputs};
 use girandole::settings::Setting;
 use girandole::trainer::{self, TrainConfig};
@@ -276,7 +276,7 @@ impl<J: Job> Command for J {
         let phase = if is_new { RankPhase::New } else { RankPhase::AtWork };
         let begun = trainer.step();
         let mut observer = TrainObserver::new(options, &data, log, samples, speed, begun, &times, phase);
-        rank.stage = RankPhase::AtWork;
+        rank.phase = RankPhase::AtWork;
         let mut seconds = None;
         let mut measure = |model: &mut Parallel<CausalLm>| {
             rank.comm = model.world().clone();
@@ -300,7 +300,7 @@ impl<J: Job> Command for J {
         let seconds = seconds.unwrap_or_default() + series.seconds;
         rank.checkpoints = trained::checkpoint_times(&summary);
         rank.packing = trained::packed_documents(&rows);
-        rank.stage = RankPhase::Trained;
+        rank.phase = RankPhase::Trained;
         let is_first = rank.is_first();
         rank.write_summary(None, metrics.as_mut().filter(|_| is_first), seconds)?;
         rank.metrics = metrics;

@@ -6,8 +6,8 @@ use crate::console::say;
 use crate::error::Result;
 use crate::options::with_fallback_hint;
 use crate::rank::{Rank, RankPhase};
+use crate::resume::first_choice;
 use crate::run_log::RunLog;
-use crate::trainer::first_choice;
 use candle_core::{DType, Device, Tensor};
 use girandole::trainer::{Joining, TrainConfig, Trainer, observer_state};
 use girandole::{Layout, Parallel, ParallelConfig};
@@ -31,7 +31,7 @@ pub(super) fn model_in_layout(
     device: &Device,
 ) -> Result<(Parallel<CausalLm>, Option<Joining>)> {
     let (options, elastic, rows) = (job.options(), job.elastic(), &data.rows);
-    if rank.stage == RankPhase::New {
+    if rank.phase == RankPhase::New {
         return rank.join_running(elastic, None, |rank, lost| {
             let joining = Joining::gather(&*rank.comm, lost)?;
             Ok((build_model(options, joining.layout(), rank, subject, rows, device)?, Some(joining)))
@@ -155,7 +155,7 @@ fn build_model(
         None => CausalLm::new(&model, builder),
     };
     let (comm, weights) = (rank.comm.clone(), subject.weights.parts());
-    Ok(match rank.stage {
+    Ok(match rank.phase {
         RankPhase::New => Parallel::joining(comm, layout, weights, &config, build)?,
         _ => Parallel::new(comm, layout, weights, &config, build)?,
     })

@@ -34,7 +34,7 @@ impl Rank {
         let left = self.comm.world_size();
         // Before the first step no rank is admitted.
         let is_open =
-            self.newcomers_within.is_some() && !matches!(self.stage, RankPhase::Joined | RankPhase::Prepared);
+            self.newcomers_within.is_some() && !matches!(self.phase, RankPhase::Joined | RankPhase::Prepared);
         if left < min && !is_open {
             return Err(Error::TooFewRanks { left, min, lost });
         }
@@ -64,9 +64,9 @@ impl Rank {
 
     /// Exchanges the phases of all ranks after a loss, and takes the furthest one if training is over.
     pub(crate) fn exchange_phases(&mut self) -> Result<Vec<RankPhase>> {
-        let phases: Vec<RankPhase> = all_gather_object(&*self.comm, &self.stage)?;
+        let phases: Vec<RankPhase> = all_gather_object(&*self.comm, &self.phase)?;
         let over = phases.iter().copied().filter(|phase| *phase >= RankPhase::Trained);
-        self.stage = over.max().unwrap_or(self.stage);
+        self.phase = over.max().unwrap_or(self.phase);
         Ok(phases)
     }
 
@@ -93,7 +93,7 @@ impl Rank {
         });
         match ended {
             // Nothing is left to do.
-            Err(_) if self.stage == RankPhase::Concluded => Ok(()),
+            Err(_) if self.phase == RankPhase::Concluded => Ok(()),
             ended => ended,
         }
     }
@@ -106,7 +106,7 @@ impl Rank {
         trace: Option<&(RankTrace, &Path)>,
         report: &mut Option<R>,
     ) -> Result<()> {
-        if self.stage < RankPhase::Concluded {
+        if self.phase < RankPhase::Concluded {
             if self.is_first() {
                 self.write_missing_summary()?;
             }
@@ -123,7 +123,7 @@ impl Rank {
                 None if self.is_first() => give()?,
                 None => {}
             }
-            self.stage = RankPhase::Concluded;
+            self.phase = RankPhase::Concluded;
         }
         match limit {
             // A rank that knows that the result was reported stays until all others know it too.

@@ -63,21 +63,6 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         self.newcomers.as_ref().is_some_and(|check| check.is_waiting)
     }
 
-    /// Trains to the end while ranks are lost and admitted.
-    pub(super) fn train_elastic(&mut self, rank: &mut Rank, run: &mut Run<'_, '_>) -> Result<()> {
-        loop {
-            let outcome = match self.is_paused() {
-                true => self.admit_newcomers(rank, run),
-                false => self.train(run.config.end, &mut run.logged),
-            };
-            match outcome {
-                Ok(()) if self.is_paused() || !run.config.end.is_reached(self.at) => {}
-                Ok(()) => return Ok(()),
-                Err(error) => self.recover(rank, run, error)?,
-            }
-        }
-    }
-
     /// Continues with the remaining ranks after the loss of a rank, if they are enough. Any other error is returned.
     /// If a rank that is left knows that all have completed the run, nothing is done; this one is then
     /// [`RankPhase::Trained`].
@@ -87,7 +72,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
             let left = rank.comm.world_size();
             self.continue_in_group(before, rank, run)?;
             self.wait_for_replacements(rank, run, lost)?;
-            if rank.is_first() && rank.stage == RankPhase::AtWork {
+            if rank.is_first() && rank.phase == RankPhase::AtWork {
                 let Position { epoch, batch, step } = self.at;
                 let ranks = if left == 1 { "1 rank".to_string() } else { format!("{left} ranks") };
                 note(format_args!(
@@ -107,7 +92,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         run: &mut Run<'_, '_>,
         lost: &comm::Error,
     ) -> Result<()> {
-        let within = rank.newcomers_within.filter(|_| rank.stage == RankPhase::AtWork);
+        let within = rank.newcomers_within.filter(|_| rank.phase == RankPhase::AtWork);
         let Some(ElasticRanks { min, max }) = run.config.elastic else { return Ok(()) };
         while wait_for_new_ranks(&*rank.comm, min, within, Some(lost), larger(&*rank.comm, max))?.is_some() {
             self.logged = self.at.step;
@@ -117,7 +102,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
     }
 
     /// Admits the waiting newcomers.
-    fn admit_newcomers(&mut self, rank: &mut Rank, run: &mut Run<'_, '_>) -> Result<()> {
+    pub(super) fn admit_newcomers(&mut self, rank: &mut Rank, run: &mut Run<'_, '_>) -> Result<()> {
         let max = run.config.elastic.map_or(0, |elastic| elastic.max);
         let comm = rank.comm.elastic()?.grow(max)?;
         let before = std::mem::replace(&mut rank.comm, comm);
@@ -145,16 +130,16 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let mut new: Vec<usize> = comm.world_ranks().iter().filter(is_new).copied().collect();
         // Newcomers have no state yet. They are admitted between two steps, when all other ranks have the same state.
         if new.is_empty() {
-            let stages = rank.exchange_phases()?;
-            if rank.stage >= RankPhase::Trained {
+            let phases = rank.exchange_phases()?;
+            if rank.phase >= RankPhase::Trained {
                 return Ok(());
             }
-            if stages.iter().any(|stage| stage.is_before_training()) {
+            if phases.iter().any(|phase| phase.is_before_training()) {
                 return Err(Error::RestartFromBeginning);
             }
             self.catch_up(&**comm, run)?;
             // Newcomers that did not receive the state, because a rank was lost first.
-            let of_new = comm.world_ranks().iter().zip(stages).filter(|(_, stage)| *stage == RankPhase::New);
+            let of_new = comm.world_ranks().iter().zip(phases).filter(|(_, phase)| *phase == RankPhase::New);
             new = of_new.map(|(number, _)| *number).collect();
         }
         self.source.regroup(&**comm, self.at)?;

@@ -14,14 +14,12 @@ use crate::interrupt::StopOnSignal;
 use crate::live_page::LivePage;
 use crate::options::{CheckpointOptions, ElasticRanks};
 use crate::rank::{Rank, RankPhase, Stopwatch};
+use crate::resume::first_choice;
 use crate::run_log::{LogConfig, RunLog};
 
 use super::checkpoint::RunState;
 use super::schedule::EVERY;
-use super::{
-    CheckpointSchedule, Logged, Observer, Position, RunEnd, RunIdentity, Source, Strategy, Trainer,
-    first_choice,
-};
+use super::{CheckpointSchedule, Logged, Observer, Position, RunEnd, RunIdentity, Source, Strategy, Trainer};
 
 pub(super) use elastic::NewcomerCheck;
 
@@ -139,7 +137,7 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
         let signals = self.stop_on_signal(rank, config);
         let (begun, before) = (self.at.step, self.strategy.stats());
         run.watch = rank.stopwatch_over(&self.strategy.groups());
-        rank.stage = RankPhase::AtWork;
+        rank.phase = RankPhase::AtWork;
         self.train_elastic(rank, &mut run)?;
         // From here on a signal ends the rank at once.
         drop(signals);
@@ -244,19 +242,34 @@ impl<S: Strategy, D: Source<Batch = S::Batch>> Trainer<S, D> {
                 && let Err(error) = rank.comm.run(Operation::Barrier)
             {
                 self.recover(rank, run, error.into())?;
-                if rank.stage < RankPhase::Trained {
+                if rank.phase < RankPhase::Trained {
                     continue;
                 }
             }
             break done;
         };
-        rank.stage = RankPhase::Trained;
+        rank.phase = RankPhase::Trained;
         let whole = seconds + run.logged.log.as_ref().map_or(0.0, RunLog::before);
         if let Some(log) = &mut run.logged.log {
             rank.write_summary(run.config.name, log.metrics(), whole)?;
         }
         let series = RunSeries { seconds: whole, ..RunSeries::default() };
         Ok((RunResult { series, seconds, steps, held }, done))
+    }
+
+    /// Trains to the end while ranks are lost and admitted.
+    fn train_elastic(&mut self, rank: &mut Rank, run: &mut Run<'_, '_>) -> Result<()> {
+        loop {
+            let outcome = match self.is_paused() {
+                true => self.admit_newcomers(rank, run),
+                false => self.train(run.config.end, &mut run.logged),
+            };
+            match outcome {
+                Ok(()) if self.is_paused() || !run.config.end.is_reached(self.at) => {}
+                Ok(()) => return Ok(()),
+                Err(error) => self.recover(rank, run, error)?,
+            }
+        }
     }
 
     /// Formats the note about a resume; `then` is the number of ranks of the run that wrote the checkpoint, `None`

@@ -29,7 +29,7 @@ enum NodeState {
 
 /// Receives the messages of all nodes and decides.
 pub(super) struct Coordinator {
-    stages: Vec<NodeState>,
+    states: Vec<NodeState>,
     names: Vec<NodeName>,
     local_world_sizes: Vec<Option<usize>>,
     /// Minimum number of ranks of an elastic job, as configured on each node.
@@ -50,7 +50,7 @@ impl Coordinator {
         let nodes = hosts.len();
         let name = |(node, host)| NodeName { node, host };
         Self {
-            stages: vec![NodeState::Awaited; nodes],
+            states: vec![NodeState::Awaited; nodes],
             names: hosts.into_iter().enumerate().map(name).collect(),
             local_world_sizes: vec![None; nodes],
             elastic: vec![None; nodes],
@@ -65,7 +65,7 @@ impl Coordinator {
 
     /// Processes a message from a node, and returns the orders to send now.
     pub(super) fn handle(&mut self, node: usize, message: NodeMessage, now: Instant) -> Orders {
-        if self.over || self.stages[node] == NodeState::Gone {
+        if self.over || self.states[node] == NodeState::Gone {
             return Vec::new();
         }
         match message {
@@ -98,19 +98,19 @@ impl Coordinator {
     }
 
     fn ready(&mut self, node: usize) -> Orders {
-        self.stages[node] = NodeState::Ready;
+        self.states[node] = NodeState::Ready;
         if self.end.is_some() {
             return self.decide();
         }
-        if self.stages.iter().any(|stage| *stage != NodeState::Ready) {
+        if self.states.iter().any(|state| *state != NodeState::Ready) {
             return Vec::new();
         }
         if let Some((odd, reason)) = self.first_config_mismatch() {
             self.end = Some(JobOutcome::Stopped { node: self.names[odd].clone(), reason });
             return self.decide();
         }
-        self.stages.fill(NodeState::Running);
-        (0..self.stages.len()).map(|node| (node, Order::Start(self.round.clone()))).collect()
+        self.states.fill(NodeState::Running);
+        (0..self.states.len()).map(|node| (node, Order::Start(self.round.clone()))).collect()
     }
 
     /// Returns the first node whose configuration differs from node 0's, and the difference.
@@ -160,7 +160,7 @@ impl Coordinator {
 
     /// A rank has failed in an elastic job, which may continue without it.
     fn lost(&mut self, node: usize, mut failure: WorkerFailure, is_final: bool, now: Instant) -> Orders {
-        if self.stages[node] != NodeState::Running {
+        if self.states[node] != NodeState::Running {
             return Vec::new();
         }
         failure.node = Some(self.names[node].clone());
@@ -190,7 +190,7 @@ impl Coordinator {
     fn is_missed(&self, node: usize, rank: usize, status: ExitKind) -> Option<(usize, Order)> {
         let is_its_own = rank.checked_div(self.local_world_size()) == Some(node);
         let by_itself = status != ExitKind::Code(EXIT_PEER_FAILED) && !self.losses.has_met();
-        let is_elsewhere = node > 0 && matches!(self.stages[0], NodeState::Running | NodeState::Ended);
+        let is_elsewhere = node > 0 && matches!(self.states[0], NodeState::Running | NodeState::Ended);
         let host = || self.names[node].host.clone();
         (is_its_own && by_itself && is_elsewhere).then(|| (0, Order::IsMissed { rank, host: host() }))
     }
@@ -198,19 +198,19 @@ impl Coordinator {
     /// A launcher has seen a process end. A message counts only for the sender's own ranks: about the ranks of an
     /// unreachable node nothing is known.
     fn has_ended(&mut self, node: usize, rank: usize) -> Orders {
-        let is_its_own = self.stages.len() == 1 || rank.checked_div(self.local_world_size()) == Some(node);
+        let is_its_own = self.states.len() == 1 || rank.checked_div(self.local_world_size()) == Some(node);
         if is_its_own {
             self.losses.add_end(rank);
         }
-        let running = self.those_at(|stage| *stage == NodeState::Running).filter(|_| is_its_own);
+        let running = self.those_at(|state| *state == NodeState::Running).filter(|_| is_its_own);
         running.map(|node| (node, Order::HasEnded(rank))).collect()
     }
 
     /// A node's launcher is gone, and its ranks with it.
     fn gone(&mut self, node: usize, how: String, outcome: impl Fn(NodeName) -> JobOutcome) -> Orders {
-        let stage = std::mem::replace(&mut self.stages[node], NodeState::Gone);
+        let state = std::mem::replace(&mut self.states[node], NodeState::Gone);
         let what = format!("{} {how}", self.names[node]);
-        self.go_on_without(node, &stage, what.clone()).unwrap_or_else(|| {
+        self.go_on_without(node, &state, what.clone()).unwrap_or_else(|| {
             self.losses.note_early(what.clone());
             // If a rank had failed by itself before, it is the cause. That there can be no restart without this node is
             // only a note.
@@ -227,23 +227,23 @@ impl Coordinator {
 
     /// Whether the connection to a node's launcher is closed.
     pub(super) fn is_gone(&self, node: usize) -> bool {
-        self.stages[node] == NodeState::Gone
+        self.states[node] == NodeState::Gone
     }
 
     pub(super) fn name(&self, node: usize) -> &NodeName {
         &self.names[node]
     }
 
-    /// Returns the orders if the others can continue without this node, whose state was `stage`.
-    fn go_on_without(&mut self, node: usize, stage: &NodeState, what: String) -> Option<Orders> {
-        if *stage == NodeState::Running {
+    /// Returns the orders if the others can continue without this node, whose state was `state`.
+    fn go_on_without(&mut self, node: usize, state: &NodeState, what: String) -> Option<Orders> {
+        if *state == NodeState::Running {
             self.losses.add_node(node);
         }
-        let has_begun = matches!(stage, NodeState::Running | NodeState::Ended);
+        let has_begun = matches!(state, NodeState::Running | NodeState::Ended);
         if !has_begun || !self.are_enough() {
             return None;
         }
-        let mut orders = if *stage == NodeState::Running { self.go_on(what) } else { Vec::new() };
+        let mut orders = if *state == NodeState::Running { self.go_on(what) } else { Vec::new() };
         orders.extend(self.decide());
         Some(orders)
     }
@@ -273,12 +273,12 @@ impl Coordinator {
     }
 
     fn tell_all(&self, order: &Order) -> Orders {
-        let there = self.those_at(|stage| matches!(stage, NodeState::Running | NodeState::Ended));
+        let there = self.those_at(|state| matches!(state, NodeState::Running | NodeState::Ended));
         there.map(|node| (node, order.clone())).collect()
     }
 
     fn ended(&mut self, node: usize, ending: Ending, now: Instant) -> Orders {
-        let before = std::mem::replace(&mut self.stages[node], NodeState::Ended);
+        let before = std::mem::replace(&mut self.states[node], NodeState::Ended);
         match ending {
             Ending::Done => {}
             Ending::Failed { mut failure, ago_ms, is_final } => {
@@ -297,12 +297,12 @@ impl Coordinator {
         let (name, what) = (self.names[node].clone(), format!("{} has left: {reason}", self.names[node]));
         let outcome = JobOutcome::Stopped { node: name, reason };
         if node > 0 {
-            let stage = std::mem::replace(&mut self.stages[node], NodeState::Gone);
+            let state = std::mem::replace(&mut self.states[node], NodeState::Gone);
             if let Some(mut orders) = self.go_on_without(node, before, what) {
                 orders.push((node, Order::Over(outcome)));
                 return orders;
             }
-            self.stages[node] = stage;
+            self.states[node] = state;
         }
         self.end.get_or_insert(outcome);
         self.decide()
@@ -310,25 +310,25 @@ impl Coordinator {
 
     /// Orders to stop, for all nodes whose ranks still run.
     fn stop(&self) -> Orders {
-        self.those_at(|stage| *stage == NodeState::Running).map(|node| (node, Order::Stop)).collect()
+        self.those_at(|state| *state == NodeState::Running).map(|node| (node, Order::Stop)).collect()
     }
 
     fn those_at(&self, is: impl Fn(&NodeState) -> bool) -> impl Iterator<Item = usize> {
-        let nodes: Vec<usize> = (0..self.stages.len()).filter(|&node| is(&self.stages[node])).collect();
+        let nodes: Vec<usize> = (0..self.states.len()).filter(|&node| is(&self.states[node])).collect();
         nodes.into_iter()
     }
 
     /// Decides on a restart or on the outcome, once no rank runs any more.
     fn decide(&mut self) -> Orders {
-        let runs = |stage: &NodeState| *stage == NodeState::Running;
-        if self.stages.iter().any(runs) {
+        let runs = |state: &NodeState| *state == NodeState::Running;
+        if self.states.iter().any(runs) {
             return if self.has_failed() { self.stop() } else { Vec::new() };
         }
         let outcome = match (self.end.take(), self.first_cause()) {
             (Some(end), _) => end,
             (None, None) => JobOutcome::Done,
             (None, Some(Failed { failure, is_final, .. })) => {
-                let all_are_there = !self.stages.contains(&NodeState::Gone);
+                let all_are_there = !self.states.contains(&NodeState::Gone);
                 if self.round.restart < self.round.max_restarts && !is_final && all_are_there {
                     return self.again(&failure);
                 }
@@ -336,21 +336,21 @@ impl Coordinator {
             }
         };
         self.over = true;
-        let here = self.those_at(|stage| *stage != NodeState::Gone);
+        let here = self.those_at(|state| *state != NodeState::Gone);
         here.map(|node| (node, Order::Over(outcome.clone()))).collect()
     }
 
     fn again(&mut self, failure: &WorkerFailure) -> Orders {
         self.failures.clear();
-        self.losses = Losses::new(self.stages.len());
-        self.stages.fill(NodeState::Awaited);
+        self.losses = Losses::new(self.states.len());
+        self.states.fill(NodeState::Awaited);
         self.round.restart += 1;
         let order = Order::Again {
             reason: failure.headline(),
             restart: self.round.restart,
             of: self.round.max_restarts,
         };
-        (0..self.stages.len()).map(|node| (node, order.clone())).collect()
+        (0..self.states.len()).map(|node| (node, order.clone())).collect()
     }
 
     /// Returns the first cause, by the same rule as on one node: the earliest failure that is not attributed to another

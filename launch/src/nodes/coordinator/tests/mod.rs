@@ -42,7 +42,7 @@ fn shown(orders: &Orders) -> Vec<String> {
 
 /// Starts a round on all nodes.
 fn start(coordinator: &mut Coordinator) {
-    let nodes = coordinator.stages.len();
+    let nodes = coordinator.states.len();
     let now = Instant::now();
     let orders: Orders =
         (0..nodes).rev().flat_map(|node| coordinator.handle(node, ready(node), now)).collect();
@@ -190,21 +190,21 @@ fn a_rank_that_had_failed_before_a_node_is_missed_is_told_of() {
         (NodeMessage::Silent { ms: 5000 }, "is given up: nothing was heard of its launcher for 5.0 s"),
         (NodeMessage::Gone, "is gone"),
     ] {
-        let mut coordinator = council_of_two(ExitKind::Code(3));
+        let mut coordinator = coordinator_of_two(ExitKind::Code(3));
         let orders = shown(&coordinator.handle(1, message.clone(), now));
         assert_eq!(orders[0], format!("0 node 1 (host h1) {what}"));
         assert!(
             orders.len() == 2 && orders[1].starts_with("0 over: Failed(") && orders[1].contains("Code(3)")
         );
 
-        let mut coordinator = council_of_two(ExitKind::Code(EXIT_PEER_FAILED));
+        let mut coordinator = coordinator_of_two(ExitKind::Code(EXIT_PEER_FAILED));
         let orders = shown(&coordinator.handle(1, message, now));
         assert!(orders.len() == 1 && !orders[0].contains("Failed"), "{orders:?}");
     }
 }
 
 /// A rank of the first node has failed; the second node still runs.
-fn council_of_two(status: ExitKind) -> Coordinator {
+fn coordinator_of_two(status: ExitKind) -> Coordinator {
     let mut coordinator = coordinator(2, 3);
     start(&mut coordinator);
     coordinator.handle(0, failed(1, status, 0), Instant::now());

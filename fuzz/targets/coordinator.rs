@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| launch::fuzz::council(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| launch::fuzz::coordinator(data));

@@ -1,27 +1,27 @@
-//! Which ranks have replicas of a parameter.
+//! Of each parameter, a group of ranks.
 
 use std::fmt;
 use std::sync::Arc;
 
 use comm::{Communicator, Result};
 
-/// The ranks over which the gradient of a parameter is averaged: those that hold the same elements of it. They are the same ranks
-/// for all parameters, except for those of experts that are divided over ranks.
+/// Of each parameter, a group of ranks: those over which its gradient is averaged, or those that hold the same shard of it. It is the
+/// same group for all parameters, except for those of experts that are divided over ranks.
 #[derive(Clone)]
-pub struct ReplicaGroups {
+pub struct ParameterGroups {
     all: Arc<dyn Communicator>,
     fewer: Option<(Arc<dyn Communicator>, IsFewer)>,
 }
 
 type IsFewer = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
-impl ReplicaGroups {
-    /// All parameters have replicas on all ranks of a group.
+impl ParameterGroups {
+    /// The same group for all parameters.
     pub fn of(all: Arc<dyn Communicator>) -> Self {
         Self { all, fewer: None }
     }
 
-    /// Those parameters whose names `is_of` says to be so have replicas on the ranks of `fewer` only, which are some of all ranks.
+    /// Of the parameters for whose names `is_of` returns true, the group is `fewer`: some of the ranks of all others.
     #[must_use]
     pub fn with_fewer(
         self,
@@ -48,7 +48,7 @@ impl ReplicaGroups {
         Ok(Self { all, fewer })
     }
 
-    /// The group of those parameters that all ranks have.
+    /// The group of all parameters but those of [`with_fewer`](Self::with_fewer).
     pub fn all(&self) -> &Arc<dyn Communicator> {
         &self.all
     }
@@ -63,21 +63,21 @@ impl ReplicaGroups {
         std::iter::once(self.all).chain(self.fewer.map(|(comm, _)| comm))
     }
 
-    /// The place in [`groups`](Self::groups) of a parameter's group.
-    pub fn place_of(&self, parameter: &str) -> usize {
+    /// The index in [`groups`](Self::groups) of a parameter's group.
+    pub fn index_of(&self, parameter: &str) -> usize {
         usize::from(self.fewer.as_ref().is_some_and(|(_, is_of)| is_of(parameter)))
     }
 
-    /// The group at a place: a [`place_of`](Self::place_of) a parameter.
-    pub fn group(&self, place: usize) -> &Arc<dyn Communicator> {
+    /// The group of an index: an [`index_of`](Self::index_of) a parameter.
+    pub fn group(&self, index: usize) -> &Arc<dyn Communicator> {
         match &self.fewer {
-            Some((fewer, _)) if place > 0 => fewer,
+            Some((fewer, _)) if index > 0 => fewer,
             _ => &self.all,
         }
     }
 }
 
-impl fmt::Debug for ReplicaGroups {
+impl fmt::Debug for ParameterGroups {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.groups()).finish()
     }
