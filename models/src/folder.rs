@@ -1,4 +1,4 @@
-//! Reader of the safetensors files of a model folder, whole tensors or ranges of them.
+//! Reader of the tensors of a model folder's safetensors files, or of a GGUF file: whole, or ranges of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata};
@@ -8,13 +8,15 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use candle_core::quantized::GgmlDType;
+use candle_core::quantized::ggml_file::qtensor_from_ggml;
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 use training::internal::TensorHeader;
 
 use crate::files::{INDEX, SINGLE};
-use crate::finite;
-use crate::{Error, Result};
+use crate::gguf::{Rows, Stored};
+use crate::{Error, Family, Result, finite, names};
 
 /// Elements in the read buffer, which is in memory in addition to the tensor that is read.
 const BUFFER_ELEMENTS: usize = 1 << 18;
@@ -22,19 +24,31 @@ const BUFFER_ELEMENTS: usize = 1 << 18;
 /// Position, dtype and shape of a tensor in a file.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
-    file: usize,
-    begin: u64,
-    bytes: u64,
-    dtype: safetensors::Dtype,
+    pub(crate) file: usize,
+    pub(crate) begin: u64,
+    pub(crate) bytes: u64,
+    pub(crate) stored: Stored,
     pub(crate) dims: Vec<usize>,
+    /// Number of heads whose rows are in another order in the file, see [`Rows`].
+    pub(crate) rotated_heads: Option<usize>,
 }
 
 impl Entry {
-    /// Returns candle's dtype; `None` if it is not a float type that can be read.
+    /// Returns candle's dtype; `None` if it is not a float type.
     pub(crate) fn dtype(&self) -> Option<DType> {
-        DType::try_from(self.dtype)
-            .ok()
-            .filter(|dtype| matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64))
+        let Stored::Plain(dtype) = self.stored else { return None };
+        let dtype = DType::try_from(dtype).ok()?;
+        matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64).then_some(dtype)
+    }
+
+    /// Whether its numbers can be read.
+    pub(crate) fn is_readable(&self) -> bool {
+        self.dtype().is_some() || self.is_quantized()
+    }
+
+    /// Whether it is in blocks of numbers with common scales.
+    pub(crate) fn is_quantized(&self) -> bool {
+        matches!(self.stored, Stored::Blocks(_))
     }
 
     /// Returns the bytes of its elements.
@@ -43,7 +57,7 @@ impl Entry {
     }
 
     pub(crate) fn dtype_name(&self) -> String {
-        format!("{:?}", self.dtype)
+        self.stored.to_string()
     }
 }
 
@@ -55,13 +69,13 @@ pub(crate) struct Folder {
     tensors: BTreeMap<String, Entry>,
     /// Names of tensors that the index lists and no file has.
     pub(crate) lost: Vec<String>,
+    is_gguf: bool,
 }
 
 impl Folder {
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let (names, listed) = file_names(path)?;
-        let mut folder =
-            Self { path: path.into(), files: Vec::new(), tensors: BTreeMap::new(), lost: Vec::new() };
+        let mut folder = Self::empty(path);
         for name in names {
             folder.add(&path.join(name))?;
         }
@@ -71,10 +85,19 @@ impl Folder {
 
     /// Opens a single file of a folder.
     pub(crate) fn of_file(path: &Path, file: &str) -> Result<Self> {
-        let mut folder =
-            Self { path: path.into(), files: Vec::new(), tensors: BTreeMap::new(), lost: Vec::new() };
+        let mut folder = Self::empty(path);
         folder.add(&path.join(file))?;
         Ok(folder)
+    }
+
+    /// Returns the tensors of a GGUF file, by the names that a folder has for them.
+    pub(crate) fn of_gguf(path: &Path, file: Arc<File>, tensors: BTreeMap<String, Entry>) -> Self {
+        Self { files: vec![(path.into(), file)], tensors, is_gguf: true, ..Self::empty(path) }
+    }
+
+    fn empty(path: &Path) -> Self {
+        let (path, files, tensors) = (path.into(), Vec::new(), BTreeMap::new());
+        Self { path, files, tensors, lost: Vec::new(), is_gguf: false }
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {
@@ -85,8 +108,9 @@ impl Folder {
                 file: self.files.len(),
                 begin: header.data + begin as u64,
                 bytes: (end - begin) as u64,
-                dtype: info.dtype,
+                stored: Stored::Plain(info.dtype),
                 dims: info.shape.clone(),
+                rotated_heads: None,
             };
             if self.tensors.insert(name.clone(), entry).is_some() {
                 let problem = format!("tensor {name} is in another file of the folder, too");
@@ -107,6 +131,26 @@ impl Folder {
 
     pub(crate) fn entries(&self) -> impl Iterator<Item = (&str, &Entry)> {
         self.tensors.iter().map(|(name, entry)| (name.as_str(), entry))
+    }
+
+    /// Whether it stores a weight as (inputs, outputs), where the model has (outputs, inputs).
+    pub(crate) fn is_transposed(&self, family: Family, name: &str) -> bool {
+        !self.is_gguf && names::is_transposed(family, name)
+    }
+
+    /// Whether two tensors of as many bytes have the same.
+    pub(crate) fn have_same_bytes(&self, one: &str, other: &str) -> Result<bool> {
+        let len = self.entry(one).map_or(0, Entry::bytes);
+        for from in (0..len).step_by(BUFFER_ELEMENTS) {
+            let mut both = [one, other].map(|_| vec![0; (len - from).min(BUFFER_ELEMENTS as u64) as usize]);
+            for (name, bytes) in [one, other].iter().zip(&mut both) {
+                self.read_bytes(name, from, bytes)?;
+            }
+            if both[0] != both[1] {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Returns the metadata of all files.
@@ -133,16 +177,68 @@ impl Folder {
     /// `BUFFER_ELEMENTS` elements are in memory. Numbers that are NaN or infinite, in the file or in this dtype, are
     /// refused.
     pub(crate) fn read_ranges(&self, name: &str, ranges: &[Range<usize>], dtype: DType) -> Result<Tensor> {
-        let Some((entry, saved)) = self.entry(name).and_then(|entry| Some((entry, entry.dtype()?))) else {
+        let Some(entry) = self.entry(name).filter(|entry| entry.is_readable()) else {
             let problem = format!("there is no tensor {name} of floats");
             return Err(Error::Format { path: self.path.clone(), problem });
         };
         let path = &self.files[entry.file].0;
-        let (all, width) = (entry.dims.iter().product::<usize>(), saved.size_in_bytes());
+        let all = entry.dims.iter().product::<usize>();
         if let Some(range) = ranges.iter().find(|range| range.end > all) {
             let problem = format!("tensor {name} has {all} numbers, and {range:?} are asked for");
             return Err(Error::Format { path: path.clone(), problem });
         }
+        let reordered;
+        let in_file = match entry.rotated_heads {
+            None => ranges,
+            Some(heads) => {
+                reordered = Rows::of(&entry.dims, heads).in_file(ranges);
+                &reordered[..]
+            }
+        };
+        match (entry.dtype(), entry.stored) {
+            (Some(saved), _) => self.read_plain(name, entry, saved, in_file, dtype),
+            (None, Stored::Blocks(block)) => Ok(self.read_blocks(name, block, in_file, dtype)?),
+            _ => Ok(Tensor::zeros(0, dtype, &Device::Cpu)?),
+        }
+    }
+
+    /// Reads ranges of elements that are quantized in blocks.
+    fn read_blocks(
+        &self,
+        name: &str,
+        block: GgmlDType,
+        ranges: &[Range<usize>],
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let (size, bytes_each) = (block.block_size(), block.type_size());
+        let len: usize = ranges.iter().map(ExactSizeIterator::len).sum();
+        let (read, mut done) = (Tensor::zeros(len, dtype, &Device::Cpu)?, 0);
+        for range in ranges {
+            let mut start = range.start;
+            while start < range.end {
+                let end = range.end.min(start + BUFFER_ELEMENTS);
+                let (first, last) = (start / size, end.div_ceil(size));
+                let mut bytes = vec![0; (last - first) * bytes_each];
+                self.read_bytes(name, (first * bytes_each) as u64, &mut bytes)?;
+                let count = (last - first) * size;
+                let blocks = qtensor_from_ggml(block, &bytes, vec![count], &Device::Cpu)?;
+                let wide = blocks.dequantize(&Device::Cpu)?.narrow(0, start - first * size, end - start)?;
+                read.slice_set(&wide.to_dtype(dtype)?.contiguous()?, 0, done)?;
+                (start, done) = (end, done + end - start);
+            }
+        }
+        Ok(read)
+    }
+
+    fn read_plain(
+        &self,
+        name: &str,
+        entry: &Entry,
+        saved: DType,
+        ranges: &[Range<usize>],
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let (path, width) = (&self.files[entry.file].0, saved.size_in_bytes());
         let len: usize = ranges.iter().map(ExactSizeIterator::len).sum();
         let (read, mut done) = (Tensor::zeros(len, dtype, &Device::Cpu)?, 0);
         let (mut bytes, mut filled) = (vec![0; len.min(BUFFER_ELEMENTS) * width], 0);

@@ -27,7 +27,7 @@
 //! text as rows of tokens.
 //!
 //! [`Tokenizer`] converts text to tokens, [`generate`] continues a text. [`Lora`] trains low-rank adapters of a frozen
-//! model. [`export_gguf`] writes what llama.cpp runs. [`CausalLm::new`] is the only constructor of a model, for all layouts: see [`training::build`].
+//! model. [`export_gguf`] writes what llama.cpp runs; such a file is read in place of a folder, too. [`CausalLm::new`] is the only constructor of a model, for all layouts: see [`training::build`].
 #![forbid(unsafe_code)]
 
 mod block;
@@ -64,8 +64,8 @@ pub use config::{
 pub use error::{Error, Result, TensorMismatches};
 pub use files::{is_model_file, weights_in};
 pub use generate::{GenerateConfig, generate, generate_with};
-pub use gguf::{GgufFile, GgufType, MergedWeights, export_gguf, export_gguf_adapters};
-pub use lora::{Lora, LoraConfig};
+pub use gguf::{GgufFile, GgufType, export_gguf, export_gguf_adapters};
+pub use lora::{Lora, LoraConfig, MergedWeights};
 pub use model::{Cache, CausalLm};
 pub use save::{FolderConfig, FolderWriter, save_folder};
 pub use tokenizer::{TextStream, Tokenizer};

@@ -11,7 +11,7 @@ use training::internal::{TensorWriter, write_output};
 
 use crate::files::{INDEX, SINGLE, TOKENIZER_FILES, is_weight_file};
 use crate::tokens::MORE_TEMPLATES;
-use crate::{Error, ModelConfig, Result, Weights, finite, names};
+use crate::{Error, ModelConfig, Result, Weights, files, finite, names};
 
 /// How a folder is written.
 #[derive(Debug, Clone)]
@@ -23,7 +23,7 @@ pub struct FolderConfig {
     pub dtype: Option<DType>,
     /// Weights of a folder: each tensor is saved in the dtype that it has there. Default: none, the dtype in memory.
     pub dtypes_of: Option<Weights>,
-    /// Folder to copy the tokenizer from. Default: none.
+    /// Folder, or GGUF file, to copy the tokenizer from. Default: none.
     pub tokenizer_of: Option<PathBuf>,
 }
 
@@ -271,9 +271,8 @@ impl FolderWriter {
             return Ok(());
         };
         for name in TOKENIZER_FILES {
-            let (from, to) = (from.join(name), self.folder.join(name));
-            if from.exists() {
-                let bytes = Error::read(&from)?;
+            let to = self.folder.join(name);
+            if let Some(bytes) = files::text(from, name)? {
                 write_output(&to, &bytes).map_err(Error::io("write", &to))?;
             }
         }

@@ -19,7 +19,7 @@ use crate::folder::Folder;
 use crate::names::{self, PEFT_PREFIX};
 use crate::quantized::Quantized;
 use crate::shapes::shapes;
-use crate::{Error, LabelsConfig, Lora, ModelConfig, Result};
+use crate::{Error, LabelsConfig, Lora, ModelConfig, Result, gguf};
 
 /// Initial values of a model's parameters.
 ///
@@ -47,6 +47,9 @@ impl Weights {
     /// `model.safetensors.index.json`. Weights may be f32, bf16, f16 or f64. Only headers are read here; weights are
     /// read on demand.
     ///
+    /// Or a GGUF file of a Llama, Mistral, Mixtral, Qwen2, Qwen2-MoE, Qwen3, Qwen3-MoE or GPT-2. Its weights may be quantized, in blocks
+    /// that candle knows: they are widened as they are read.
+    ///
     /// # Errors
     /// A configuration that is not supported; files that are missing or damaged; [`Error::Tensors`] lists all tensors
     /// that are missing, surplus or misshapen.
@@ -64,8 +67,11 @@ impl Weights {
     }
 
     fn of_folder(path: &Path, config: ModelConfig, has_new_head: bool) -> Result<Self> {
-        let folder = Folder::open(path)?;
         let shapes = shapes(&config)?;
+        let folder = match gguf::is_file(path) {
+            true => gguf::folder(path, &config, &shapes)?,
+            false => Folder::open(path)?,
+        };
         let mut misfits = misfits(&config, &shapes, &folder);
         if has_new_head {
             misfits.missing.retain(|name| name != names::SCORE);
@@ -143,6 +149,15 @@ impl Weights {
         folder.entry(&file_name(&inner.config, folder, &inner.stored_name(name)))?.dtype()
     }
 
+    /// Returns the type of the weights that are quantized in the file; `None` if none is.
+    pub fn quantized(&self) -> Option<String> {
+        let blocks = format!(".{}.", names::of(self.inner.config.family).blocks);
+        let quantized = self.inner.folder.as_ref()?.entries().filter(|(_, entry)| entry.is_quantized());
+        // The embedding and the head may be of a wider type.
+        let shown = quantized.max_by_key(|(name, _)| name.contains(&blocks));
+        shown.map(|(_, entry)| entry.dtype_name())
+    }
+
     /// Returns names and shapes of the model's parameters.
     pub fn shapes(&self) -> &BTreeMap<String, Vec<usize>> {
         &self.inner.shapes
@@ -215,7 +230,7 @@ impl Inner {
             return self.draw(shape, name, init, dtype);
         };
         let tensor = folder.read(&in_file, dtype)?;
-        match names::is_transposed(self.config.family, name) {
+        match folder.is_transposed(self.config.family, name) {
             true => tensor.t()?.contiguous(),
             false => Ok(tensor),
         }
@@ -308,7 +323,7 @@ fn misfits(config: &ModelConfig, shapes: &BTreeMap<String, Vec<usize>>, folder: 
     for (name, dims) in shapes {
         let in_file = file_name(config, folder, name);
         let mut expected = dims.clone();
-        if names::is_transposed(config.family, name) {
+        if folder.is_transposed(config.family, name) {
             expected.reverse();
         }
         match folder.entry(&in_file) {
@@ -317,7 +332,7 @@ fn misfits(config: &ModelConfig, shapes: &BTreeMap<String, Vec<usize>>, folder: 
             Some(entry) if entry.dims != expected => {
                 misfits.misshapen.push((in_file.clone(), entry.dims.clone(), expected));
             }
-            Some(entry) if entry.dtype().is_none() => {
+            Some(entry) if !entry.is_readable() => {
                 misfits.unreadable.push((in_file.clone(), entry.dtype_name()));
             }
             Some(_) => {}

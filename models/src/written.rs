@@ -11,7 +11,7 @@ use training::internal::write_output;
 use crate::digest::Hash;
 use crate::files::{ADAPTER_FILES, TOKENIZER_FILES, is_weight_file};
 use crate::tokens::{CHAT_TEMPLATE, MORE_TEMPLATES};
-use crate::{Error, Result, tokenizer};
+use crate::{Error, Result, files, tokenizer};
 
 /// Name of the record in the folder.
 const RECORD: &str = ".written-by-girandole.json";
@@ -98,15 +98,14 @@ fn recorded(folder: &Path) -> Result<Files> {
 
 /// Returns the files of tokenizer and generation in a folder, with their hashes.
 fn tokenizer_files(folder: &Path) -> Result<Files> {
-    let more = entries(&folder.join(MORE_TEMPLATES))?;
+    let more = if folder.is_file() { Vec::new() } else { entries(&folder.join(MORE_TEMPLATES))? };
     let more = more.into_iter().filter(|name| name.ends_with(".jinja"));
     let more = more.map(|name| format!("{MORE_TEMPLATES}/{name}"));
     let mut files = Files::new();
     for name in TOKENIZER_FILES.iter().map(ToString::to_string).chain(more) {
-        let path = folder.join(&name);
-        if path.is_file() {
+        if let Some(bytes) = files::text(folder, &name)? {
             let mut hash = Hash::default();
-            hash.add(&Error::read(&path)?);
+            hash.add(&bytes);
             files.insert(name, Some(hash.hex()));
         }
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use candle_core::quantized::gguf_file::Content;
 use candle_core::{DType, Device, Tensor, safetensors};
 
-use crate::common::{Folder, Girandole, model, text};
+use crate::common::{Folder, Girandole, losses, model, text};
 
 const EXPORT: Girandole = Girandole("export");
 const FINETUNE: Girandole = Girandole("finetune");
@@ -109,4 +109,53 @@ fn what_does_not_fit_together_is_refused_and_nothing_is_written() {
     let missing = folder.argument("none");
     let line = EXPORT.refuse(&["--model", &missing, "--out", &out]);
     assert!(line.contains("none"), "{line}");
+}
+
+/// A GGUF file is a model as its folder is: for text, for measures, to train in any layout, and to write a folder again.
+#[test]
+fn a_gguf_file_takes_the_place_of_its_folder() {
+    let (folder, model) = model();
+    let [exact, narrow, out, again] =
+        ["exact.gguf", "narrow.gguf", "out", "again"].map(|name| folder.argument(name));
+    EXPORT.succeed(&["--model", &model, "--out", &exact, "--type", "f32"]);
+    EXPORT.succeed(&["--model", &model, "--out", &narrow, "--type", "q8_0"]);
+    let says = |model: &str| text(&GENERATE.succeed(&["--model", model, "--prompt", "Hello"]).stdout);
+    assert_eq!(says(&exact), says(&model));
+    says(&narrow);
+    let data = folder.argument("data.txt");
+    fs::write(&data, "a text that is long enough for a few rows of this model. ".repeat(20)).unwrap();
+    let loss = |model: &str| {
+        let line = text(&Girandole("evaluate").succeed(&["--model", model, "--data", &data]).stdout);
+        let loss = line.split_once("loss: ").unwrap().1.split_once(',').unwrap().0.parse::<f32>().unwrap();
+        (line, loss)
+    };
+    assert_eq!(loss(&exact).0, loss(&model).0);
+    assert!((loss(&narrow).1 - loss(&model).1).abs() < 0.02, "{:?}", loss(&narrow));
+    let metrics = folder.argument("m.jsonl");
+    let adapters = folder.argument("adapters");
+    let tune = |model: &str, options: &[&str]| {
+        let common =
+            ["--model", model, "--data", &data, "--length", "16", "--steps", "3", "--metrics", &metrics];
+        let out = if options.contains(&"--lora-rank") { &adapters } else { &out };
+        FINETUNE
+            .succeed(&[&common[..], &["--out", out, "--overwrite", "--batch-size", "4"], options].concat());
+        losses(&folder.path("m.jsonl"))
+    };
+    let expected = tune(&model, &[]);
+    for mesh in ["dp=1", "shard=2", "tp=2"] {
+        let got = tune(&exact, &["--mesh", mesh]);
+        let gap = got.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(got.len() == 3 && gap < 1e-5, "{mesh}: {got:?}, {expected:?}");
+    }
+    // The tuned folder has the file's tokenizer.
+    says(&out);
+    assert_eq!(tune(&narrow, &["--lora-rank", "2"]).len(), 3);
+    let line = FINETUNE.refuse(&["--model", &narrow, "--data", &data, "--out", &out, "--overwrite"]);
+    assert!(line.contains("its weights are quantized (q8_0), and not trained: give --lora-rank"), "{line}");
+    EXPORT.succeed(&["--model", &exact, "--out", &again, "--to", "transformers"]);
+    assert_eq!(apart(&folder.path("model"), &folder.path("again")), 0.0);
+    assert_eq!(says(&again), says(&model));
+    fs::write(folder.path("cut.gguf"), &fs::read(folder.path("exact.gguf")).unwrap()[..9000]).unwrap();
+    let line = GENERATE.refuse(&["--model", &folder.argument("cut.gguf"), "--prompt", "a"]);
+    assert!(line.contains("cut.gguf: it is not whole"), "{line}");
 }

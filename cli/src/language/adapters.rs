@@ -111,6 +111,7 @@ impl AdapterOptions {
             return Err(Error::Option { option, got, help: help.into() });
         }
         match (self.adapters_of(weights)?, self.base_bits) {
+            (None, None) => self.check_is_trained(weights).map(|()| None),
             (lora, None) => Ok(lora),
             (Some(lora), Some(_)) => {
                 check_base_in_4_bits(weights.config(), options)?;
@@ -121,6 +122,15 @@ impl AdapterOptions {
                 Err(Error::Option { option: "--base-bits", got: bits.to_string(), help: help.into() })
             }
         }
+    }
+
+    /// Refuses to train weights that are quantized in their file.
+    fn check_is_trained(&self, weights: &Weights) -> Result<()> {
+        let Some(got) = weights.quantized() else { return Ok(()) };
+        let help = format!(
+            "its weights are quantized ({got}), and not trained: give --lora-rank, and adapters are trained beside them, or a model in f32, f16 or bf16"
+        );
+        Err(Error::Option { option: "--model", got: "quantized weights".into(), help })
     }
 
     /// Whether adapters alone are saved.

@@ -22,9 +22,10 @@ the model labels documents: lines have a `label` beside `text`, `messages` or `p
 
   girandole finetune --model SmolLM2-135M --data chats.jsonl --out tuned --lora-rank 16")]
 pub struct FinetuneOptions {
-    /// Hugging Face folder of the model
+    /// Hugging Face folder of the model, or GGUF file
     ///
     /// A folder with config.json, safetensors and tokenizer.json, as transformers writes it: a Llama, Mistral, Mixtral, Qwen2.5, Qwen3, DeepSeek V3 or GPT-2.
+    /// Or a GGUF file of one of them but DeepSeek; beside quantized weights adapters are trained.
     #[arg(long, value_name = "DIR")]
     pub(super) model: PathBuf,
     #[command(flatten)]
@@ -55,7 +56,7 @@ impl Job for FinetuneOptions {
     }
 
     fn subject(&self) -> Result<Subject> {
-        let tokenizer = match self.model.join("tokenizer.json").exists() {
+        let tokenizer = match Tokenizer::is_in(&self.model)? {
             true => Some(Tokenizer::from_folder(&self.model)?),
             // Token files need no tokenizer.
             false => None,

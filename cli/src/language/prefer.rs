@@ -143,9 +143,7 @@ impl PreferOptions {
             return refuse("it labels documents: give a language model".into());
         }
         let [own, other] = [&model, reference].map(|weights| weights.config().vocab_size);
-        let tokenizers =
-            [&self.finetune.model, &folder.to_path_buf()].map(|folder| folder.join("tokenizer.json"));
-        if tokenizers.iter().all(|path| path.exists()) {
+        if Tokenizer::is_in(&self.finetune.model)? && Tokenizer::is_in(folder)? {
             let [model, reference] = [&*self.finetune.model, folder].map(Tokenizer::from_folder);
             if !model?.has_same_tokens(&reference?) {
                 return refuse(

@@ -71,9 +71,7 @@ impl PretrainOptions {
                 let files = self.options.data.iter().chain(&self.options.evaluate).map(|file| &*file.path);
                 Some(characters(files, self.options.field.as_deref())?)
             }
-            (None, Some(folder)) if folder.join("tokenizer.json").exists() => {
-                Some(Tokenizer::from_folder(folder)?)
-            }
+            (None, Some(folder)) if Tokenizer::is_in(folder)? => Some(Tokenizer::from_folder(folder)?),
             (None, Some(_)) => None,
         })
     }

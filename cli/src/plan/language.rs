@@ -68,9 +68,12 @@ pub(crate) fn recompute_fits(recompute: Recompute, blocks: usize) -> Result<()> 
 const LENGTH: usize = 1024;
 
 fn config(path: &Path) -> Result<ModelConfig> {
-    if !path.is_file() {
-        return Ok(ModelConfig::from_folder(path)?);
+    match path.extension() {
+        // A configuration alone, without the folder of its model.
+        Some(ending) if path.is_file() && ending == "json" => {
+            let text = std::fs::read_to_string(path).map_err(|error| FileError::read(path, error))?;
+            Ok(ModelConfig::from_json(&text)?)
+        }
+        _ => Ok(ModelConfig::from_folder(path)?),
     }
-    let text = std::fs::read_to_string(path).map_err(|error| FileError::read(path, error))?;
-    Ok(ModelConfig::from_json(&text)?)
 }

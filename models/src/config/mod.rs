@@ -15,7 +15,7 @@ use ops::{Gate, RotaryConfig};
 use serde_json::{Map, Value};
 
 use crate::digest::Hash;
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 
 pub use deepseek::LatentConfig;
 pub use experts::{ExpertsConfig, SigmoidConfig};
@@ -156,13 +156,13 @@ pub struct DropoutConfig {
 }
 
 impl ModelConfig {
-    /// Reads `config.json` of a folder.
+    /// Reads `config.json` of a folder, or what a GGUF file says in place of it.
     ///
     /// # Errors
     /// A folder without that file; those of [`from_json`](Self::from_json).
     pub fn from_folder(folder: &Path) -> Result<Self> {
         let path = folder.join("config.json");
-        let bytes = Error::read(&path)?;
+        let bytes = files::text(folder, "config.json")?.map_or_else(|| Error::read(&path), Ok)?;
         match std::str::from_utf8(&bytes) {
             Ok(text) => Self::from_json(text),
             Err(error) => Err(Error::Format { path, problem: error.to_string() }),

@@ -1,6 +1,8 @@
 //! Types of tensors in a GGUF file.
 
+use std::fmt;
 use std::path::Path;
+use std::str::FromStr;
 
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Tensor};
@@ -26,6 +28,68 @@ pub enum GgufType {
     Q6K,
 }
 
+/// How a file holds a tensor that is read.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Stored {
+    /// As numbers.
+    Plain(safetensors::Dtype),
+    /// In blocks of numbers with common scales.
+    Blocks(GgmlDType),
+    /// In a type that cannot be read, by its number.
+    Unknown(u32),
+}
+
+/// Returns the type with this number.
+pub(super) fn stored(number: u32) -> Stored {
+    use GgmlDType as G;
+    const BLOCKS: [(u32, GgmlDType); 10] = [
+        (2, G::Q4_0),
+        (3, G::Q4_1),
+        (6, G::Q5_0),
+        (7, G::Q5_1),
+        (8, G::Q8_0),
+        (10, G::Q2K),
+        (11, G::Q3K),
+        (12, G::Q4K),
+        (13, G::Q5K),
+        (14, G::Q6K),
+    ];
+    match (number, BLOCKS.into_iter().find(|(known, _)| *known == number)) {
+        (_, Some((_, dtype))) => Stored::Blocks(dtype),
+        (0, _) => Stored::Plain(safetensors::Dtype::F32),
+        (1, _) => Stored::Plain(safetensors::Dtype::F16),
+        (28, _) => Stored::Plain(safetensors::Dtype::F64),
+        (30, _) => Stored::Plain(safetensors::Dtype::BF16),
+        _ => Stored::Unknown(number),
+    }
+}
+
+impl Stored {
+    /// Returns the bytes of so many numbers in rows of this length; `None` if rows are no whole blocks. Those of a type that cannot
+    /// be read are unknown, and none.
+    pub(super) fn bytes(self, elements: usize, row: Option<usize>) -> Option<u64> {
+        match self {
+            Self::Plain(dtype) => (elements as u64).checked_mul(dtype.bitsize() as u64 / 8),
+            Self::Blocks(dtype) => {
+                let blocks = elements / dtype.block_size();
+                let is_whole = row.unwrap_or(1).is_multiple_of(dtype.block_size());
+                is_whole.then(|| (blocks as u64).checked_mul(dtype.type_size() as u64)).flatten()
+            }
+            Self::Unknown(_) => Some(0),
+        }
+    }
+}
+
+impl fmt::Display for Stored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain(dtype) => write!(f, "{dtype:?}"),
+            Self::Blocks(dtype) => f.write_str(&format!("{dtype:?}").to_lowercase().replace('k', "_k")),
+            Self::Unknown(number) => write!(f, "GGML type {number}"),
+        }
+    }
+}
+
 /// The type of one tensor.
 pub(super) struct TensorType {
     pub(super) dtype: GgufType,
@@ -33,7 +97,43 @@ pub(super) struct TensorType {
     pub(super) is_wider: bool,
 }
 
+/// Types that can be asked for, by the names that llama.cpp has for them.
+const NAMED: [(&str, GgufType); 6] = [
+    ("f32", GgufType::F32),
+    ("f16", GgufType::F16),
+    ("bf16", GgufType::Bf16),
+    ("q8_0", GgufType::Q8_0),
+    ("q4_0", GgufType::Q4_0),
+    ("q4_k", GgufType::Q4K),
+];
+
+impl FromStr for GgufType {
+    type Err = &'static str;
+
+    /// Reads the name of a type for a whole file.
+    fn from_str(text: &str) -> std::result::Result<Self, &'static str> {
+        let found = NAMED.iter().find(|(name, _)| *name == text);
+        found.map(|(_, dtype)| *dtype).ok_or("give f32, f16, bf16, q8_0, q4_0 or q4_k")
+    }
+}
+
+impl fmt::Display for GgufType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Stored::Blocks(self.ggml()).fmt(f)
+    }
+}
+
 impl GgufType {
+    /// Returns the type that a tensor in memory, and a folder, has; `None` if it is quantized.
+    pub fn dtype(self) -> Option<DType> {
+        match self {
+            Self::F32 => Some(DType::F32),
+            Self::F16 => Some(DType::F16),
+            Self::Bf16 => Some(DType::BF16),
+            _ => None,
+        }
+    }
+
     fn ggml(self) -> GgmlDType {
         match self {
             Self::F32 => GgmlDType::F32,

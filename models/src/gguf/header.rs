@@ -1,11 +1,13 @@
 //! The head of a GGUF file: metadata, and where each tensor is.
 
+use std::fmt;
+
 use super::GgufType;
 
-const MAGIC: &[u8; 4] = b"GGUF";
+pub(super) const MAGIC: &[u8; 4] = b"GGUF";
 const VERSION: u32 = 3;
 /// Tensors begin at multiples of this.
-const ALIGNMENT: usize = 32;
+pub(super) const ALIGNMENT: usize = 32;
 
 /// A value of the metadata.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,6 +19,23 @@ pub(super) enum Value {
     I32s(Vec<i32>),
     F32s(Vec<f32>),
     Strings(Vec<String>),
+    /// One that is read, of a type that no model here has.
+    Other,
+}
+
+/// What an error shows of it.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::U32(number) => write!(f, "{number}"),
+            Self::F32(number) => write!(f, "{number}"),
+            Self::Bool(is_set) => write!(f, "{is_set}"),
+            Self::String(text) => write!(f, "{:?}", text.chars().take(40).collect::<String>()),
+            Self::I32s(numbers) if numbers.len() <= 8 => write!(f, "{numbers:?}"),
+            Self::I32s(_) | Self::F32s(_) | Self::Strings(_) => f.write_str("a list"),
+            Self::Other => f.write_str("of another type"),
+        }
+    }
 }
 
 impl From<&str> for Value {
@@ -33,13 +52,20 @@ impl From<usize> for Value {
 }
 
 /// Numbers of the types of values in a file.
-mod kind {
-    pub(super) const U32: u32 = 4;
-    pub(super) const I32: u32 = 5;
-    pub(super) const F32: u32 = 6;
-    pub(super) const BOOL: u32 = 7;
-    pub(super) const STRING: u32 = 8;
-    pub(super) const ARRAY: u32 = 9;
+pub(super) mod kind {
+    pub(in crate::gguf) const U8: u32 = 0;
+    pub(in crate::gguf) const I8: u32 = 1;
+    pub(in crate::gguf) const U16: u32 = 2;
+    pub(in crate::gguf) const I16: u32 = 3;
+    pub(in crate::gguf) const U32: u32 = 4;
+    pub(in crate::gguf) const I32: u32 = 5;
+    pub(in crate::gguf) const F32: u32 = 6;
+    pub(in crate::gguf) const BOOL: u32 = 7;
+    pub(in crate::gguf) const STRING: u32 = 8;
+    pub(in crate::gguf) const ARRAY: u32 = 9;
+    pub(in crate::gguf) const U64: u32 = 10;
+    pub(in crate::gguf) const I64: u32 = 11;
+    pub(in crate::gguf) const F64: u32 = 12;
 }
 
 /// A tensor of a file.
@@ -115,5 +141,7 @@ fn put(out: &mut Vec<u8>, value: &Value) {
             array(out, kind::STRING, texts.len());
             texts.iter().for_each(|text| string(out, text));
         }
+        // Only read.
+        Value::Other => {}
     }
 }

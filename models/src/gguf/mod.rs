@@ -1,7 +1,7 @@
 //! Models, and adapters of models, as GGUF files: what llama.cpp, and programs that are built on it, run.
 //!
 //! [`export_gguf`] and [`export_gguf_adapters`] write one; `header` is the format, `metadata` and `tensors` say what a family's
-//! model is called in it, `vocabulary` its tokenizer.
+//! model is called in it, `vocabulary` its tokenizer. `read` is the way back: a file in place of a folder.
 //!
 //! # Source
 //! The specification of GGUF in the repository of ggml, `docs/gguf.md`.
@@ -9,10 +9,11 @@
 mod dtype;
 mod header;
 mod metadata;
+mod read;
+mod rows;
 mod tensors;
 mod vocabulary;
 
-use std::collections::HashMap;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
@@ -21,10 +22,13 @@ use training::internal::AtomicFile;
 
 use self::header::{Info, Value, padding};
 use self::tensors::{Source, TensorPlan};
-use crate::names::{self, ADAPTER};
-use crate::{Error, Lora, ModelConfig, Result, Weights};
+use crate::names::ADAPTER;
+use crate::{Error, Lora, MergedWeights, ModelConfig, Result, Weights};
 
 pub use dtype::GgufType;
+pub(crate) use dtype::Stored;
+pub(crate) use read::{folder, is_file, text_file};
+pub(crate) use rows::Rows;
 
 /// What was written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -38,43 +42,6 @@ pub struct GgufFile {
     pub wider: Vec<String>,
     /// What the file cannot say of the model, one line each.
     pub notes: Vec<String>,
-}
-
-/// Weights of a model, with adapters merged into them.
-#[derive(Debug)]
-pub struct MergedWeights<'a> {
-    weights: &'a Weights,
-    lora: Option<&'a Lora>,
-}
-
-impl<'a> MergedWeights<'a> {
-    /// Returns the weights of a model; `lora` are adapters that the weights were given
-    /// ([`Weights::with_adapters`]).
-    pub fn new(weights: &'a Weights, lora: Option<&'a Lora>) -> Self {
-        Self { weights, lora }
-    }
-
-    /// Returns a parameter in f32, with its adapter merged into it. Only this parameter is read.
-    ///
-    /// # Errors
-    /// A parameter that the model does not have; files that cannot be read.
-    pub fn get(&self, name: &str) -> Result<Tensor> {
-        let Some(dims) = self.weights.shapes().get(name) else {
-            let (what, help) = ("MergedWeights", "take a name of Weights::shapes");
-            return Err(Error::Invalid { what, field: "the name", got: name.into(), help });
-        };
-        let builder = self.weights.tensors(DType::F32, &Device::Cpu);
-        let weight = builder.get(dims.as_slice(), name)?;
-        let Some(lora) = self.lora else { return Ok(weight) };
-        let layer = name.strip_suffix(".weight").unwrap_or(name);
-        let mut adapters = HashMap::new();
-        for name in names::of_adapter(layer) {
-            if let Some(dims) = lora.shapes().get(&name) {
-                adapters.insert(name.clone(), builder.get(dims.as_slice(), &name)?);
-            }
-        }
-        lora.merged(name, &weight, &adapters)
-    }
 }
 
 /// Writes a model as a GGUF file, with the tokenizer and the chat template of a folder. The file appears complete or not at all.
@@ -110,10 +77,10 @@ pub fn export_gguf(
     tokenizer_of: &Path,
     dtype: GgufType,
 ) -> Result<GgufFile> {
-    let config = weights.weights.config();
+    let config = weights.weights().config();
     let (mut metadata, notes) = metadata::of_model(config, tokenizer_of, dtype)?;
     metadata.extend(vocabulary::of_folder(tokenizer_of, config.vocab_size)?);
-    let plans = tensors::of_model(weights.weights)?;
+    let plans = tensors::of_model(weights.weights())?;
     let mut wider = Vec::new();
     let plans = plans.into_iter().map(|plan| {
         let exact = if plan.is_exact { GgufType::F32 } else { dtype };
@@ -189,7 +156,9 @@ impl TensorPlan {
     fn read(&self, get: impl Fn(&str) -> Result<Tensor>) -> Result<Tensor> {
         let tensor = match &self.source {
             Source::Parameter { name, rotated_heads: None } => get(name)?,
-            Source::Parameter { name, rotated_heads: Some(heads) } => pairs_adjacent(&get(name)?, *heads)?,
+            Source::Parameter { name, rotated_heads: Some(heads) } => {
+                rows::pairs_adjacent(&get(name)?, *heads)?
+            }
             Source::Experts(names) => {
                 let all = names.iter().map(|name| get(name)).collect::<Result<Vec<_>>>()?;
                 Tensor::stack(&all, 0)?
@@ -198,14 +167,6 @@ impl TensorPlan {
         };
         Ok(tensor.reshape(self.dims.as_slice())?)
     }
-}
-
-/// Reorders the rows of each head so that the two of a rotated pair, which are half a head apart, are adjacent: `llama.cpp` rotates
-/// those of the architecture `llama` so.
-fn pairs_adjacent(tensor: &Tensor, heads: usize) -> Result<Tensor> {
-    let (rows, shape) = (tensor.dim(0)?, tensor.shape().clone());
-    let halves = tensor.reshape((heads, 2, rows / heads / 2, ()))?;
-    Ok(halves.transpose(1, 2)?.contiguous()?.reshape(shape)?)
 }
 
 /// An error about a field that GGUF or llama.cpp cannot express.

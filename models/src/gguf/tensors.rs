@@ -132,7 +132,7 @@ pub(super) fn of_adapters(config: &ModelConfig, lora: &Lora) -> Result<Vec<Tenso
 }
 
 /// Returns the name of a parameter in a file.
-fn name_of(config: &ModelConfig, name: &str) -> Option<String> {
+pub(super) fn name_of(config: &ModelConfig, name: &str) -> Option<String> {
     let names = names::of(config.family);
     let (layer, end) = name.rsplit_once('.')?;
     if layer == "lm_head" {
@@ -155,7 +155,7 @@ fn name_of(config: &ModelConfig, name: &str) -> Option<String> {
 }
 
 /// Returns the name of the tensor of all experts, and the number of the expert whose parameter this is.
-fn of_expert(config: &ModelConfig, name: &str) -> Option<(String, usize)> {
+pub(super) fn of_expert(config: &ModelConfig, name: &str) -> Option<(String, usize)> {
     let (before, after) = name.split_once(".experts.")?;
     let (expert, matrix) = after.strip_suffix(".weight")?.split_once('.')?;
     let of = names::of_experts(config.family);
@@ -170,7 +170,7 @@ fn of_expert(config: &ModelConfig, name: &str) -> Option<(String, usize)> {
 }
 
 /// Returns the number of heads, if the parameter's rows are reordered.
-fn rotated_heads(config: &ModelConfig, name: &str) -> Option<usize> {
+pub(super) fn rotated_heads(config: &ModelConfig, name: &str) -> Option<usize> {
     if architecture(config.family) != "llama" {
         return None;
     }
@@ -184,7 +184,7 @@ fn rotated_heads(config: &ModelConfig, name: &str) -> Option<usize> {
 
 /// Returns the numbers by which the frequencies of Llama 3's longer context are divided, one for each pair; `None` with another
 /// scaling.
-fn llama3_factors(rotary: &RotaryConfig) -> Option<Vec<f32>> {
+pub(super) fn llama3_factors(rotary: &RotaryConfig) -> Option<Vec<f32>> {
     let RotaryScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_len } =
         rotary.scaling
     else {

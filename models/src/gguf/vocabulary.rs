@@ -12,14 +12,14 @@ use crate::{Error, Result, Tokenizer};
 
 /// Kinds of tokens.
 const NORMAL: i32 = 1;
-const UNKNOWN: i32 = 2;
-const CONTROL: i32 = 3;
-const USER_DEFINED: i32 = 4;
-const UNUSED: i32 = 5;
-const BYTE: i32 = 6;
+pub(super) const UNKNOWN: i32 = 2;
+pub(super) const CONTROL: i32 = 3;
+pub(super) const USER_DEFINED: i32 = 4;
+pub(super) const UNUSED: i32 = 5;
+pub(super) const BYTE: i32 = 6;
 
 /// How text is divided before pairs are merged, by the name that llama.cpp has for it: the expression of a `Split`.
-const EXPRESSIONS: [(&str, &str); 3] = [
+pub(super) const EXPRESSIONS: [(&str, &str); 3] = [
     (
         "llama-bpe",
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -36,16 +36,13 @@ const EXPRESSIONS: [(&str, &str); 3] = [
 
 /// Returns the metadata of a folder's tokenizer, for a model with so many tokens.
 pub(super) fn of_folder(folder: &Path, vocab_size: usize) -> Result<Vec<(String, Value)>> {
-    let tokenizer = Tokenizer::from_folder(folder)?;
+    let (tokenizer, json) = Tokenizer::with_json(folder)?;
     tokenizer.check_size(vocab_size)?;
-    let path = folder.join(FILE);
-    let json: Json = serde_json::from_slice(&Error::read(&path)?)
-        .map_err(|error| Error::Format { path: path.clone(), problem: error.to_string() })?;
     let known = Pairs::of(&json).and_then(|pairs| Some((Kind::of(&json, &pairs)?, pairs)));
     let Some((kind, pairs)) = known else {
         let problem = "llama.cpp has no name for this tokenizer, and would divide text otherwise; known are those of GPT-2, \
                        Llama 2 and 3, SmolLM2, Mistral and Qwen";
-        return Err(Error::Format { path, problem: problem.into() });
+        return Err(Error::Format { path: folder.join(FILE), problem: problem.into() });
     };
     let mut all = Vec::new();
     let mut put = |key: &str, value: Value| all.push((format!("tokenizer.ggml.{key}"), value));

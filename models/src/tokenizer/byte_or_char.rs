@@ -67,7 +67,7 @@ pub(super) fn kind(json: &Value) -> Kind {
 
 /// Returns the characters that stand for bytes in byte-level tokenizers since GPT-2: printable bytes stand for
 /// themselves, others are numbered from code point 256.
-pub(super) fn byte_alphabet() -> Vec<char> {
+pub(crate) fn byte_alphabet() -> Vec<char> {
     let mut hidden = 256u32..;
     let stands = |byte: u8| match byte {
         b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => char::from(byte),

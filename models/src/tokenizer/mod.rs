@@ -10,9 +10,10 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::{Error, ModelConfig, Result};
+use crate::{Error, ModelConfig, Result, files};
 
-use byte_or_char::{byte_alphabet, description};
+pub(crate) use byte_or_char::byte_alphabet;
+use byte_or_char::description;
 pub use stream::TextStream;
 
 pub(crate) const FILE: &str = "tokenizer.json";
@@ -20,7 +21,7 @@ pub(crate) const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL: &str = "special_tokens_map.json";
 
 /// End-of-text token of the byte and character tokenizers.
-const END: &str = "<|endoftext|>";
+pub(crate) const END: &str = "<|endoftext|>";
 
 /// Tokenizer: that of a folder's `tokenizer.json`, or without one, a token per byte or per character. All are saved as
 /// `tokenizer.json`, which transformers reads.
@@ -38,16 +39,30 @@ enum Kind {
 }
 
 impl Tokenizer {
-    /// Loads the tokenizer of a folder.
+    /// Loads the tokenizer of a folder, or of a GGUF file.
     ///
     /// # Errors
     /// A `tokenizer.json` that is missing or not supported.
     pub fn from_folder(folder: &Path) -> Result<Self> {
+        Ok(Self::with_json(folder)?.0)
+    }
+
+    /// Whether a folder, or a GGUF file, has a tokenizer.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn is_in(folder: &Path) -> Result<bool> {
+        Ok(files::text(folder, FILE)?.is_some())
+    }
+
+    /// Loads the tokenizer of a folder, and the JSON that it is made of.
+    pub(crate) fn with_json(folder: &Path) -> Result<(Self, Value)> {
         let path = folder.join(FILE);
-        if let (false, Some(problem)) = (path.exists(), Self::missing(folder)) {
-            return Err(Error::Format { path: folder.into(), problem });
-        }
-        let bytes = Error::read(&path)?;
+        let bytes = match (files::text(folder, FILE)?, Self::missing(folder)) {
+            (Some(bytes), _) => bytes,
+            (None, Some(problem)) => return Err(Error::Format { path: folder.into(), problem }),
+            (None, None) => Error::read(&path)?,
+        };
         let refuse = |problem: String| Error::Format { path: path.clone(), problem };
         let json: Value = serde_json::from_slice(&bytes).map_err(|error| refuse(error.to_string()))?;
         let kind = byte_or_char::kind(&json);
@@ -55,11 +70,14 @@ impl Tokenizer {
         if let Some(given) = read_config(folder)?.get("eos_token") {
             tokenizer.end = tokenizer.end_of(given, folder)?;
         }
-        Ok(tokenizer)
+        Ok((tokenizer, json))
     }
 
     /// Says that a folder has no `tokenizer.json`, and how its other files become one; `None` without such files.
     pub(crate) fn missing(folder: &Path) -> Option<String> {
+        if crate::gguf::is_file(folder) {
+            return Some("it has no tokenizer: give the model's folder".into());
+        }
         let has = |names: &[&str]| names.iter().all(|name| folder.join(name).exists());
         let others: [&[&str]; 3] = [&["vocab.json", "merges.txt"], &["tokenizer.model"], &["vocab.txt"]];
         let other = others.into_iter().find(|names| has(names))?.join(" and ");
@@ -304,18 +322,20 @@ impl fmt::Debug for Tokenizer {
 /// takes those; empty if there is neither.
 pub(crate) fn read_config(folder: &Path) -> Result<Map<String, Value>> {
     let read = |name: &str| {
-        let path = folder.join(name);
-        if !path.exists() {
-            return Ok(Map::new());
-        }
-        serde_json::from_slice(&Error::read(&path)?)
-            .map_err(|error| Error::Format { path, problem: error.to_string() })
+        let Some(bytes) = files::text(folder, name)? else { return Ok(Map::new()) };
+        serde_json::from_slice(&bytes)
+            .map_err(|error| Error::Format { path: folder.join(name), problem: error.to_string() })
     };
     let mut config: Map<String, Value> = read(CONFIG)?;
     if !config.contains_key("added_tokens_decoder") {
         config.extend(read(SPECIAL)?);
     }
     Ok(config)
+}
+
+/// Returns the `tokenizer.json` of [`Tokenizer::bytes`].
+pub(crate) fn byte_description() -> Value {
+    description(&byte_alphabet(), true)
 }
 
 /// Returns the text of a special token, which the file has as a string or as an object with `content`.

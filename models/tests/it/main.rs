@@ -13,6 +13,7 @@ mod documents;
 mod folders;
 mod generation;
 mod gguf;
+mod gguf_read;
 mod heads;
 mod layouts;
 mod lora;

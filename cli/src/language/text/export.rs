@@ -22,49 +22,6 @@ enum Format {
     Transformers,
 }
 
-/// Types of weights in the result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ExportType {
-    /// 32 bits a weight.
-    F32,
-    /// 16 bits a weight.
-    F16,
-    /// 16 bits a weight, with the range of f32.
-    Bf16,
-    /// GGUF: 8.5 bits a weight.
-    #[value(name = "q8_0")]
-    Q8_0,
-    /// GGUF: 4.5 bits a weight.
-    #[value(name = "q4_0")]
-    Q4_0,
-    /// GGUF: 4.5 bits a weight, closer to the model than q4_0.
-    #[value(name = "q4_k")]
-    Q4K,
-}
-
-impl ExportType {
-    fn in_gguf(self) -> GgufType {
-        match self {
-            Self::F32 => GgufType::F32,
-            Self::F16 => GgufType::F16,
-            Self::Bf16 => GgufType::Bf16,
-            Self::Q8_0 => GgufType::Q8_0,
-            Self::Q4_0 => GgufType::Q4_0,
-            Self::Q4K => GgufType::Q4K,
-        }
-    }
-
-    /// The type in a folder; `None` if a folder cannot have it.
-    fn in_folder(self) -> Option<DType> {
-        match self {
-            Self::F32 => Some(DType::F32),
-            Self::F16 => Some(DType::F16),
-            Self::Bf16 => Some(DType::BF16),
-            _ => None,
-        }
-    }
-}
-
 /// Options of `export`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
@@ -76,7 +33,7 @@ the file has only them, for `llama-cli --lora`.
   girandole export --model out --out model.gguf --type q4_k
   girandole export --model base --adapters out --out merged --to transformers --type bf16")]
 pub struct ExportOptions {
-    /// Hugging Face folder of the model
+    /// Hugging Face folder of the model, or GGUF file
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// File, or with --to transformers folder, to write
@@ -92,8 +49,10 @@ pub struct ExportOptions {
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "gguf")]
     to: Format,
     /// Type of weights [default: f16, or in a folder the model's]
-    #[arg(long = "type", id = "dtype", value_enum, value_name = "TYPE")]
-    dtype: Option<ExportType>,
+    ///
+    /// f32, f16 or bf16; of a GGUF file also q8_0 (8.5 bits a weight), q4_0 (4.5) or q4_k (4.5, closer to the model).
+    #[arg(long = "type", id = "dtype", value_name = "TYPE")]
+    dtype: Option<GgufType>,
     /// Largest file of a folder [default: 5GB]
     #[arg(long, value_name = "BYTES", value_parser = plan::units::bytes)]
     max_file_size: Option<f64>,
@@ -131,7 +90,7 @@ impl ExportOptions {
         let written = match (lora, self.adapters_only) {
             (Some(lora), true) => export_gguf_adapters(&self.out, weights, lora)?,
             _ => {
-                let dtype = self.dtype.unwrap_or(ExportType::F16).in_gguf();
+                let dtype = self.dtype.unwrap_or(GgufType::F16);
                 export_gguf(&self.out, &MergedWeights::new(weights, lora), &self.model, dtype)?
             }
         };
@@ -153,15 +112,11 @@ impl ExportOptions {
             let help = "the adapters' folder has them already: leave it out to merge them, or leave out --to";
             return refuse("--adapters-only", "set".into(), help);
         }
-        let dtype = match self.dtype.map(|dtype| (dtype, dtype.in_folder())) {
-            None => None,
-            Some((_, Some(dtype))) => Some(dtype),
-            Some((dtype, None)) => {
-                let got = dtype.to_possible_value().map(|value| value.get_name().to_string());
-                let help = "a folder has f32, f16 or bf16: take one of them, or leave out --to";
-                return refuse("--type", got.unwrap_or_default(), help);
-            }
-        };
+        let dtype = self.dtype.and_then(GgufType::dtype);
+        if let (Some(got), None) = (self.dtype, dtype) {
+            let help = "a folder has f32, f16 or bf16: take one of them, or leave out --to";
+            return refuse("--type", got.to_string(), help);
+        }
         if self.out.canonicalize().is_ok_and(|out| Some(out) == self.model.canonicalize().ok()) {
             let help = "it is the model's own folder: give another one";
             return refuse("--out", self.out.display().to_string(), help);

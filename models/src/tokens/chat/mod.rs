@@ -423,7 +423,7 @@ pub(crate) fn template_text(folder: &Path) -> Result<Option<String>> {
 /// Returns the text of a folder's template, and the file that has it.
 fn text_of_folder(folder: &Path) -> Result<Option<(String, PathBuf)>> {
     let (own, config) = (folder.join(FILE), folder.join(CONFIG));
-    if own.exists() {
+    if !folder.is_file() && own.exists() {
         return Ok(Some((read(&own)?, own)));
     }
     let json = read_config(folder)?;
