@@ -34,6 +34,7 @@ pub const SHARED: [(&str, &[&str]); 9] = [
         &[
             "task",
             "labels",
+            "center-rewards",
             "sequence-parallel",
             "balance",
             "balance-coefficient",
@@ -89,7 +90,15 @@ pub const SHARED: [(&str, &[&str]); 9] = [
     ),
     (
         "Language models",
-        &["document-length", "pipeline-schedule", "lora-dora", "lora-save-modules", "base-bits"],
+        &[
+            "document-length",
+            "pipeline-schedule",
+            "labels",
+            "reference",
+            "lora-dora",
+            "lora-save-modules",
+            "base-bits",
+        ],
     ),
     ("Files", &["init", "data", "save", "save-dtype", "metrics", "trace", "report", "tensorboard"]),
     ("Checkpoints", &["checkpoint-dir", "checkpoint-every", "resume", "stop-on"]),

@@ -76,6 +76,16 @@ pub enum Error {
         /// Names of the model's layers.
         known: String,
     },
+    /// A pattern of ranks or alphas that matches only layers without an adapter.
+    #[error("{what} {target:?} matches only layers without an adapter; layers with one are called {known}")]
+    WithoutAdapter {
+        /// The field of the pattern.
+        what: &'static str,
+        /// The pattern.
+        target: String,
+        /// Names of the layers with adapters.
+        known: String,
+    },
     /// An invalid argument or configuration value of the caller.
     #[error("{what}: {field} is {got}; {help}")]
     Invalid {

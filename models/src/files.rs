@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::{Error, Result, gguf};
 
+pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
@@ -46,7 +47,7 @@ pub fn weights_in(folder: &Path) -> Option<&'static str> {
 /// Returns whether this is the name of a file of a model: weights, adapters, configuration, tokenizer or generation
 /// settings.
 pub fn is_model_file(name: &str) -> bool {
-    name == "config.json" || TOKENIZER_FILES.contains(&name) || is_weight_file(name)
+    name == CONFIG || TOKENIZER_FILES.contains(&name) || is_weight_file(name)
 }
 
 /// Returns whether this is the name of a file of weights, of a model or of adapters.

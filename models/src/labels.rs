@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Module, Result, Tensor, bail};
 use ops::{
-    Linear, Preferences, RowContext, binary_cross_entropy, cross_entropy, embedding, linear_no_bias, mse,
-    wide_dtype,
+    Linear, PreferenceLoss, Preferences, RowContext, binary_cross_entropy, cross_entropy, embedding,
+    linear_no_bias, mse, wide_dtype,
 };
 use training::build::{Layers, Part};
 
@@ -82,6 +82,9 @@ impl Scores {
 
     /// A reward is the only score of a document; it takes the place of an answer's log-probability, at the one place with a target.
     fn loss_of_pairs(&self, pairs: &Preferences, x: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        if pairs.config().loss != PreferenceLoss::Reward {
+            bail!("a head that scores documents learns from pairs by PreferenceLoss::Reward alone")
+        }
         let scores = self.forward(x)?;
         let scores = scores.to_dtype(wide_dtype(scores.dtype()))?;
         match scores.dim(2)? {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use candle_core::{D, DType, Device, Module, Result, Tensor, bail};
 use candle_nn::Init;
 use ops::tape::add;
-use ops::{DividedRows, LinearCrossEntropyConfig, RowContext, cross_entropy, embedding, wide_dtype};
+use ops::{
+    DividedRows, LinearCrossEntropyConfig, PreferenceLoss, RowContext, cross_entropy, embedding, wide_dtype,
+};
 use training::build::{Builder, Layers, Model, Part, Recompute, Unit, Units, Vocabulary, whole_rows};
 
 use crate::block::{Block, KvCache, Norm, ResidualDropout, rotary_positions};
@@ -289,6 +291,9 @@ impl Model for CausalLm {
             match (&head.outputs, &preferences) {
                 (Outputs::Tokens(tokens), None) => {
                     tokens.loss(&x, targets, &LinearCrossEntropyConfig::default())
+                }
+                (Outputs::Tokens(_), Some(pairs)) if pairs.config().loss == PreferenceLoss::Reward => {
+                    bail!("a reward is the score of a head with one label, and this model predicts tokens")
                 }
                 (Outputs::Tokens(tokens), Some(pairs)) => {
                     pairs.loss(&tokens.log_probs(&x, targets, IGNORED)?, targets, IGNORED)

@@ -7,7 +7,8 @@ use crate::{Family, ModelConfig};
 /// The head's weight, where it is not tied to the embedding.
 pub(crate) const HEAD: &str = "lm_head.weight";
 
-/// The weight of a head that scores documents for labels.
+/// A head that scores documents for labels, and its weight.
+pub(crate) const SCORE_MODULE: &str = "score";
 pub(crate) const SCORE: &str = "score.weight";
 
 /// Parameter names of a model family.

@@ -66,6 +66,20 @@ impl Weights {
         Self::of_folder(path, ModelConfig::from_folder(path)?.with_labels(labels.clone())?, true)
     }
 
+    /// Opens the folder of a model for [adapters](Lora) in another: as [`folder`](Self::folder), but where the model has no labels and
+    /// the adapters have a head for some ([`Lora::labels_of`]), with that head.
+    ///
+    /// # Errors
+    /// Those of [`folder`](Self::folder), also for the adapters.
+    pub fn for_adapters(path: &Path, adapters: &Path) -> Result<Self> {
+        let model = ModelConfig::from_folder(path)?;
+        let labels = if model.labels.is_some() { None } else { Lora::labels_of(adapters)? };
+        let Some(mut labels) = labels else { return Self::folder(path) };
+        let own = model.json().get("pad_token_id").and_then(serde_json::Value::as_u64);
+        labels.pad_token = labels.pad_token.or(own.map(|token| token as u32));
+        Self::with_new_head(path, &labels)
+    }
+
     fn of_folder(path: &Path, config: ModelConfig, has_new_head: bool) -> Result<Self> {
         let shapes = shapes(&config)?;
         let folder = match gguf::is_file(path) {
@@ -281,7 +295,7 @@ impl Inner {
         let norms = weight.sqr()?.sum(1)?.sqrt()?;
         if let Some(row) = norms.to_vec1::<f64>()?.iter().position(|norm| *norm == 0.0) {
             bail!(
-                "{name}: row {row} is zero, and has no direction: DoRA divides by its norm; train this layer without"
+                "{name}: row {row} is zero, and has no direction: DoRA divides by its norm; leave the layer out (--lora-targets), or train without magnitudes"
             )
         }
         Ok(norms)

@@ -5,6 +5,7 @@ use std::fs;
 
 use crate::common::{Folder, Girandole, losses, text};
 use crate::language::{FINETUNE, PRETRAIN};
+use crate::prefer::{numbers, steps};
 
 const EVALUATE: Girandole = Girandole("evaluate");
 
@@ -82,10 +83,80 @@ fn labels_have_one_curve() {
         ["--model", &out, "--data", &data, "--out", &again, "--length", "48", "--steps", "1", "--overwrite"];
     FINETUNE.succeed(&common);
     let said = FINETUNE.refuse(&[&common[..], &["--task", "multi-label"]].concat());
-    assert!(
-        said.contains("--task: got multi-label; the folder's model has a head for single-label"),
-        "{said}"
-    );
+    assert!(said.contains("--task: got multi-label; the model has a head for single-label"), "{said}");
+}
+
+/// A line for a task.
+fn record(task: &str, number: usize) -> String {
+    let (word, label) = [("glad", 0), ("angry", 1), ("there", 2)][number % 3];
+    match task {
+        "single-label" => format!("{{\"text\": \"it is {word}\", \"label\": {label}}}\n"),
+        "multi-label" => format!("{{\"text\": \"it is {word}\", \"label\": [{label}]}}\n"),
+        "regression" => format!("{{\"text\": \"it is {word}\", \"label\": {label}.5}}\n"),
+        _ => format!("{{\"prompt\": \"it is {word} \", \"chosen\": \"yes\", \"rejected\": \"no\"}}\n"),
+    }
+}
+
+/// Adapters beside a head, for every task: one curve, also on a base in 4 bits; measured, continued, merged.
+#[test]
+fn adapters_beside_a_head_have_one_curve() {
+    let folder = Folder::new();
+    let [text_of, base, metrics, out] =
+        ["text.txt", "base", "m.jsonl", "out"].map(|name| folder.argument(name));
+    fs::write(&text_of, "the cat is glad and the dog is angry\n".repeat(20)).unwrap();
+    let sizes = ["--layers", "1", "--hidden", "384", "--heads", "6", "--length", "48", "--batch-size", "1"];
+    PRETRAIN.succeed(&[&["--data", &text_of, "--out", &base, "--steps", "1"], &sizes[..]].concat());
+    for (task, names, bits) in [
+        ("single-label", "a,b,c", &[][..]),
+        ("multi-label", "a,b,c", &["--base-bits", "4"]),
+        ("regression", "", &[]),
+        ("reward", "", &["--base-bits", "4"]),
+    ] {
+        let data = folder.argument("data.jsonl");
+        fs::write(&data, (0..12).map(|number| record(task, number)).collect::<String>()).unwrap();
+        let names: Vec<&str> = if names.is_empty() { vec![] } else { vec!["--labels", names] };
+        let run = |out: &str, options: &[&str]| {
+            let rows = ["--data", &data, "--length", "48", "--batch-size", "4", "--lr", "0.01"];
+            let more = ["--schedule", "constant", "--steps", "4", "--overwrite", "--metrics", &metrics];
+            let output = FINETUNE
+                .succeed(&[&["--model", &base, "--out", out], &rows[..], &more, bits, options].concat());
+            (numbers(&steps(&folder.path("m.jsonl")), "loss"), text(&output.stdout))
+        };
+        let new = [&["--task", task, "--lora-rank", "2"], &names[..]].concat();
+        let (expected, said) = run(&out, &new);
+        assert!(said.contains("adapters: rank 2, "), "{said}");
+        for mesh in ["dp=2", "shard=2", "tp=2", "pp=2"] {
+            let (got, _) = run(&out, &[&new[..], &["--mesh", mesh]].concat());
+            let gap = got.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(got.len() == 4 && gap < 1e-4, "{task} {mesh}: {got:?}, {expected:?}");
+        }
+        let config = fs::read_to_string(folder.path("out/adapter_config.json")).unwrap();
+        assert!(config.contains("\"SEQ_CLS\"") && config.contains("\"score\""), "{config}");
+        let of = |options: &[&str]| {
+            text(&EVALUATE.succeed(&[&["--data", &data, "--length", "48"], options].concat()).stdout)
+        };
+        let line = of(&["--model", &base, "--adapters", &out]);
+        assert!(line.starts_with(if task == "reward" { "pairs: 12, " } else { "documents: 12, " }), "{line}");
+        assert_eq!(of(&["--model", &base, "--adapters", &out, "--mesh", "tp=2"]), line);
+        // Continued: the labels are those of the adapters.
+        let again = folder.argument("again");
+        let task_again: &[&str] = if task == "reward" { &["--task", "reward"] } else { &[] };
+        let (more, _) = run(&again, &[&["--adapters", &out], task_again].concat());
+        assert!(more[0] < expected[0], "{task}: {more:?}, {expected:?}");
+        if bits.is_empty() {
+            let merged = folder.argument("merged");
+            let given = ["--model", &base, "--adapters", &out, "--out", &merged, "--to", "transformers"];
+            Girandole("export").succeed(&given);
+            assert_eq!(of(&["--model", &merged]), line, "{task}");
+            let given = ["--model", &base, "--adapters", &out, "--prompt", "it"];
+            assert!(Girandole("generate").refuse(&given).contains("its model labels documents"), "{task}");
+        }
+    }
+    let other = ["--task", "regression", "--adapters", &out];
+    let data = folder.argument("data.jsonl");
+    let given = ["--model", &base, "--data", &data, "--out", &folder.argument("other"), "--length", "48"];
+    let said = FINETUNE.refuse(&[&given[..], &["--labels", "x,y"], &other].concat());
+    assert!(said.contains("--labels: got x,y; the model has a head for LABEL_0"), "{said}");
 }
 
 #[test]

@@ -87,6 +87,15 @@ fn variants_that_cannot_be_are_refused() {
     let tune = ["--model", &base, "--data", &data, "--out", &out, "--length", "16", "--steps", "1"];
     for (options, expected) in [
         (&["--lora-rank-pattern", "query=8"][..], "rank_pattern \"query\" matches no layer"),
+        (
+            &["--lora-targets", "q_proj", "--lora-alpha-pattern", "v_proj=8"],
+            "alpha_pattern \"v_proj\" matches only layers without an adapter; layers with one are called q_proj",
+        ),
+        (&["--lora-rank-pattern", "q_proj=8,v_proj=2,q_proj=4"], "got q_proj=4; q_proj is there twice"),
+        (
+            &["--lora-alpha-pattern", "q_proj=8,q_proj=8"],
+            "--lora-alpha-pattern: got q_proj=8; q_proj is there twice",
+        ),
         (&["--lora-rank-pattern", "q_proj=0"], "rank_pattern is 0 for \"q_proj\"; it must be above 0"),
         (&["--lora-rank-pattern", "q_proj"], "give a layer and its number, such as q_proj=8"),
         (&["--lora-alpha-pattern", "q_proj=nan"], "alpha_pattern is NaN for \"q_proj\""),

@@ -45,6 +45,7 @@ mod process_groups;
 mod processors;
 mod recipe;
 mod report;
+mod rewards;
 mod sampler;
 mod setup;
 mod tensor_parallel;

@@ -13,7 +13,7 @@ const PRETRAIN: Girandole = Girandole("pretrain");
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/fixtures/preferences");
 
 /// As `make_preferences.py` trains.
-const AS_TRL: [&str; 12] = [
+pub(crate) const AS_TRL: [&str; 12] = [
     "--lr",
     "0.002",
     "--schedule",
@@ -40,17 +40,17 @@ fn run(folder: &Folder, options: &[&str]) -> Vec<Value> {
     steps(&folder.path("m.jsonl"))
 }
 
-fn steps(metrics: &Path) -> Vec<Value> {
+pub(crate) fn steps(metrics: &Path) -> Vec<Value> {
     let lines = fs::read_to_string(metrics).unwrap();
     let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines.filter(|line| line["event"] == "step").collect()
 }
 
-fn numbers(steps: &[Value], name: &str) -> Vec<f64> {
+pub(crate) fn numbers(steps: &[Value], name: &str) -> Vec<f64> {
     steps.iter().map(|step| step[name].as_f64().unwrap()).collect()
 }
 
-fn assert_close(got: &[f64], expected: &[f64], most: f64, what: &str) {
+pub(crate) fn assert_close(got: &[f64], expected: &[f64], most: f64, what: &str) {
     assert_eq!(got.len(), expected.len(), "{what}");
     let gap = got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     assert!(gap < most, "{what}: {gap}\n{got:?}\n{expected:?}");

@@ -1,5 +1,6 @@
 //! Options of adapters (LoRA).
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -63,7 +64,7 @@ pub(super) struct AdapterOptions {
     /// Modules to train whole: embed_tokens, lm_head
     ///
     /// The embedding (of GPT-2: wte) and the output, which are saved with the adapters. Where the model ties them, each stands for
-    /// both.
+    /// both. A head for labels (score) always is one of them.
     #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "lora_rank")]
     lora_save_modules: Vec<String>,
     /// Folder of adapters to continue with
@@ -103,13 +104,6 @@ impl AdapterOptions {
     /// # Errors
     /// A folder that cannot be used; options that do not fit.
     pub(super) fn lora(&self, weights: &Weights, options: &TrainOptions) -> Result<Option<Lora>> {
-        let is_adapted = self.lora_rank.is_some() || self.adapters.is_some();
-        if let Some(labels) = weights.config().labels.as_ref().filter(|_| is_adapted) {
-            let option = if self.adapters.is_some() { "--adapters" } else { "--lora-rank" };
-            let got = format!("a model that labels documents ({})", labels.names.join(", "));
-            let help = "beside adapters its head would stay as it is, so far: leave the option out, and the whole model is trained";
-            return Err(Error::Option { option, got, help: help.into() });
-        }
         match (self.adapters_of(weights)?, self.base_bits) {
             (None, None) => self.check_is_trained(weights).map(|()| None),
             (lora, None) => Ok(lora),
@@ -149,6 +143,8 @@ impl AdapterOptions {
             }
             return Ok(None);
         };
+        check_once("--lora-rank-pattern", &self.lora_rank_pattern)?;
+        check_once("--lora-alpha-pattern", &self.lora_alpha_pattern)?;
         let config = LoraConfig {
             rank,
             rank_pattern: self.lora_rank_pattern.iter().cloned().collect(),
@@ -193,6 +189,16 @@ fn base_bits(text: &str) -> std::result::Result<u8, &'static str> {
 
 fn finite(text: &str) -> std::result::Result<f64, &'static str> {
     text.parse().ok().filter(|number: &f64| number.is_finite()).ok_or("give a finite number")
+}
+
+/// Refuses a layer that is given twice.
+fn check_once<T: Display>(option: &'static str, patterns: &[(String, T)]) -> Result<()> {
+    let is_again = |at: &usize| patterns[..*at].iter().any(|(before, _)| *before == patterns[*at].0);
+    let Some((name, value)) = (0..patterns.len()).find(is_again).map(|at| &patterns[at]) else {
+        return Ok(());
+    };
+    let help = format!("{name} is there twice: give it one number");
+    Err(Error::Option { option, got: format!("{name}={value}"), help })
 }
 
 /// Reads a layer and its number.

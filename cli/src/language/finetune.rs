@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use crate::error::Result;
 use clap::Args;
 use models::{Lora, Tokenizer, Weights};
+use ops::PreferenceConfig;
 
 use super::adapters::AdapterOptions;
 use super::job::{Job, Subject};
 use super::labels::LabelOptions;
 use super::options::TrainOptions;
+use super::pairs;
 
 /// Options of `finetune`.
 #[derive(Debug, Clone, Args)]
@@ -18,7 +20,8 @@ Trains a Hugging Face model on text, on one rank or in any layout (--mesh), and 
 transformers loads. With --lora-rank only small matrices beside the linear layers are trained; they are
 saved in the format of peft, or merged into the weights (--merge). JSON lines with `messages` are
 rendered with the folder's chat template, and only the assistant's answers are trained on. With --task
-the model labels documents: lines have a `label` beside `text`, `messages` or `prompt`.
+the model labels documents: lines have a `label` beside `text`, `messages` or `prompt`; or it learns
+rewards from pairs, `chosen` and `rejected` (--task reward).
 
   girandole finetune --model SmolLM2-135M --data chats.jsonl --out tuned --lora-rank 16")]
 pub struct FinetuneOptions {
@@ -56,12 +59,17 @@ impl Job for FinetuneOptions {
     }
 
     fn subject(&self) -> Result<Subject> {
+        if self.labels.rewards().is_some() {
+            pairs::check_options(&self.options)?;
+        }
         let tokenizer = match Tokenizer::is_in(&self.model)? {
             true => Some(Tokenizer::from_folder(&self.model)?),
             // Token files need no tokenizer.
             false => None,
         };
-        let mut weights = self.labels.open(&self.model, tokenizer.as_ref())?.with_seed(self.options.seed);
+        let adapters = self.adapters.adapters.as_deref();
+        let weights = self.labels.open(&self.model, adapters, tokenizer.as_ref())?;
+        let mut weights = weights.with_seed(self.options.seed);
         let lora = self.lora(&weights)?.map(|lora| lora.of_folder(&self.model));
         if let (Some(folder), Some(lora)) = (&self.adapters.adapters, &lora) {
             weights = weights.with_adapters(folder, lora)?;
@@ -78,6 +86,15 @@ impl Job for FinetuneOptions {
 
     fn saves_adapters(&self) -> bool {
         self.adapters.saves_adapters()
+    }
+
+    fn preferences(&self) -> Option<PreferenceConfig> {
+        self.labels.rewards()
+    }
+
+    fn settings(&self) -> Vec<(String, String)> {
+        let of = |rewards: PreferenceConfig| ("--center-rewards".to_string(), rewards.centering.to_string());
+        self.labels.rewards().map(of).into_iter().collect()
     }
 
     fn model(&self) -> Option<&Path> {

@@ -5,15 +5,35 @@ use std::sync::Arc;
 use girandole::Parallel;
 use girandole::trainer::{Data, ObserverState, PreferenceData, Reference, pair_log_probs};
 use models::CausalLm;
-use models::tokens::Rows;
+use models::tokens::{Packing, Rows, TooLong};
 
 use super::job::Job;
-use crate::error::Result;
+use super::options::TrainOptions;
+use crate::error::{Error, Result};
 
 /// Prefix of the names of the evaluation's tensors.
 const EVALUATION: &str = "evaluation_";
 /// Number of characters of a fingerprint in names.
 const FINGERPRINT: usize = 12;
+
+/// Refuses options of rows that pairs have no use for.
+pub(super) fn check_options(options: &TrainOptions) -> Result<()> {
+    let refuse = |option, got: String, help: &str| Err(Error::Option { option, got, help: help.into() });
+    if let Some(field) = &options.field {
+        let help = "pairs are the fields `chosen` and `rejected`: leave it out";
+        return refuse("--field", field.clone(), help);
+    }
+    if let Some(packing) = options.packing.filter(|packing| *packing != Packing::Whole) {
+        return refuse("--packing", packing.to_string(), "rows have whole pairs: leave it out");
+    }
+    match options.too_long {
+        Some(too_long @ (TooLong::Cut | TooLong::Truncate)) => {
+            let help = "a cut pair cannot be compared: give drop or error, or a greater --length";
+            refuse("--too-long", too_long.to_string(), help)
+        }
+        _ => Ok(()),
+    }
+}
 
 /// The rows that a run trains and evaluates on, which may be pairs. Clones share the reference.
 #[derive(Clone)]

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use models::tokens::{Packing, TooLong};
 use models::{Lora, Tokenizer, Weights};
 use ops::{PreferenceConfig, PreferenceLoss};
 
 use super::FinetuneOptions;
 use super::job::{Job, Subject};
 use super::options::TrainOptions;
+use super::pairs;
 use crate::error::{Error, Result};
 use crate::options::value_name;
 
@@ -88,6 +88,7 @@ impl PreferOptions {
             beta: self.beta,
             label_smoothing: self.label_smoothing.unwrap_or(default.label_smoothing),
             simpo_gamma: self.simpo_gamma.unwrap_or(default.simpo_gamma),
+            ..default
         }
     }
 
@@ -110,27 +111,7 @@ impl PreferOptions {
         if let Some(gamma) = self.simpo_gamma.filter(|_| loss != PreferenceLoss::SimPo) {
             return refuse("--simpo-gamma", gamma.to_string(), "it is for --loss simpo: leave it out");
         }
-        if let Some(field) = &options.field {
-            return refuse(
-                "--field",
-                field.clone(),
-                "pairs are the fields `chosen` and `rejected`: leave it out",
-            );
-        }
-        match options.packing {
-            Some(Packing::Whole) | None => {}
-            Some(packing) => {
-                return refuse("--packing", packing.to_string(), "rows have whole pairs: leave it out");
-            }
-        }
-        match options.too_long {
-            Some(too_long @ (TooLong::Cut | TooLong::Truncate)) => refuse(
-                "--too-long",
-                too_long.to_string(),
-                "a cut pair cannot be compared: give drop or error, or a greater --length",
-            ),
-            _ => Ok(()),
-        }
+        pairs::check_options(options)
     }
 
     /// Checks that a reference knows the same tokens.

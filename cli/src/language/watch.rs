@@ -208,7 +208,7 @@ impl Observer<CausalLm> for TrainObserver<'_> {
         };
         let shown = match measures.is_empty() {
             true => format!(", perplexity {:.2}", loss.exp()),
-            false => show_measures(&measures),
+            false => show_measures(&measures, " "),
         };
         self.say(format_args!("step {step}: evaluation loss {loss:.4}{shown}"))?;
         if self.log.as_ref().is_some_and(|log| !log.is_muted()) {
@@ -325,9 +325,9 @@ pub(super) fn wrap_error(error: Error) -> girandole::Error {
     }
 }
 
-/// Formats how good scores of documents, or of pairs, are.
-pub(super) fn show_measures(measures: &[(&'static str, f64)]) -> String {
-    measures.iter().map(|(name, measure)| format!(", {name} {measure:.4}")).collect()
+/// Formats how good scores of documents, or of pairs, are; `link` is between a name and its number.
+pub(super) fn show_measures<S: std::fmt::Display>(measures: &[(S, f64)], link: &str) -> String {
+    measures.iter().map(|(name, measure)| format!(", {name}{link}{measure:.4}")).collect()
 }
 
 /// Formats what was found of pairs.

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::console::say;
 use crate::error::{Result, refuse};
 use crate::outputs;
-use models::{Lora, LoraConfig, ModelConfig};
+use models::{LabelsConfig, Lora, LoraConfig, ModelConfig, Problem};
 use plan::Optimizer;
 use plan::command::PlanOptions;
 use plan::language::{LanguageTable, Subject, layouts};
@@ -18,7 +18,11 @@ const MOST_RANKS: usize = 1 << 16;
 /// Prints the plan of each layout.
 pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
     let own = &options.language;
-    let config = config(folder)?;
+    let mut config = config(folder)?;
+    if let Some(count) = own.labels {
+        let names = (0..count).map(|id| id.to_string()).collect();
+        config = config.with_labels(LabelsConfig { names, problem: Problem::MultiLabel, pad_token: None })?;
+    }
     let lora = match own.lora_rank {
         Some(rank) => {
             let (dora, save_modules) = (own.lora_dora, own.lora_save_modules.clone());
@@ -40,7 +44,13 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
     }
     let training = own.training(options.batch_size(), length, options.optimizer.map(Optimizer::from));
     recompute_fits(training.recompute, config.num_layers)?;
+    let reference =
+        own.reference.as_deref().map(|other| reference(other, folder, lora.as_ref())).transpose()?;
     let subject = Subject::new(config, lora);
+    let subject = match reference {
+        Some(reference) => subject.with_reference(reference),
+        None => subject,
+    };
     let all = own.mesh.map_or_else(|| layouts(ranks, length, subject.experts()), |layout| vec![layout]);
     let compared = subject.compare(&training, &all)?;
     let ranks = super::ranks(options, ranks)?;
@@ -49,6 +59,12 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
         outputs::write(path, table.json(&compared)?)?;
     }
     table.lines(&compared)?.iter().try_for_each(|line| say(format_args!("{line}")))
+}
+
+/// Returns the reference of `prefer`: the model itself is one without adapters, on the same base.
+fn reference(other: &Path, folder: &Path, lora: Option<&Lora>) -> Result<Subject> {
+    let is_itself = other.canonicalize().ok() == folder.canonicalize().ok();
+    Ok(Subject::new(config(other)?, lora.filter(|lora| is_itself && lora.is_in_4_bits()).cloned()))
 }
 
 /// Checks that `--recompute N` recomputes any of a model's blocks.

@@ -71,11 +71,22 @@ impl PreferenceData {
     /// Rows of pairs.
     ///
     /// # Errors
-    /// Numbers that no loss has; rows that are not of pairs.
+    /// Numbers that no loss has; rows that are not of pairs; rows of documents that a head scores, unless by
+    /// [`Reward`](PreferenceLoss::Reward) for a head with one label.
     pub fn new(rows: Arc<Rows>, config: PreferenceConfig) -> crate::Result<Self> {
         if !rows.has_pairs() {
             let got = format!("{} rows that are not of pairs", rows.len());
             return Err(Error::invalid("the data of a loss of pairs", got, "set RowsConfig::pairs"));
+        }
+        let scores = rows.labels().map(|labels| labels.names.len());
+        if scores != (config.loss == PreferenceLoss::Reward).then_some(1) {
+            let got = match scores {
+                None => "that of rewards, of rows without scores".to_string(),
+                Some(scores) => format!("{:?}, of rows that a head gives {scores} scores", config.loss),
+            };
+            let help =
+                "a reward model has a head with one label, and is trained by PreferenceLoss::Reward alone";
+            return Err(Error::invalid("the loss of pairs", got, help));
         }
         Preferences::new(config, Vec::new()).map_err(candle_core::Error::from)?;
         Ok(Self { rows, config, reference: Arc::default() })
@@ -128,9 +139,16 @@ impl PreferenceData {
         };
         let (mut pairs, mut begin) = (Vec::new(), 0);
         for (at, documents) in row.documents.chunks(2).enumerate() {
-            let mut answers = [0; 2];
+            let (mut answers, mut margin) = ([0; 2], 0.0);
             for (which, len) in documents.iter().map(|len| *len as usize).enumerate() {
                 let own = begin..begin + len;
+                // A document that is scored has one target, whatever it is.
+                for (place, numbers) in
+                    row.scored.iter().filter(|(place, _)| own.contains(&(*place as usize)))
+                {
+                    row.targets[*place as usize] = 0;
+                    margin = f64::from(numbers[0]);
+                }
                 let answer = row.targets[own.clone()].iter().position(|target| *target != IGNORE_INDEX);
                 answers[which] = answer.unwrap_or(len) as u32;
                 if which == 0 && self.config.loss == PreferenceLoss::Orpo {
@@ -142,7 +160,7 @@ impl PreferenceData {
             }
             let reference = known.map_or(Some([0.0; 2]), |known| known.get(at).copied());
             let Some(reference) = reference else { bail!("the reference has no pair {at} of row {index}") };
-            pairs.push(Pair { answers, reference });
+            pairs.push(Pair { answers, reference, margin });
         }
         Ok(pairs)
     }

@@ -318,6 +318,12 @@ fn own_pairs(
         let mut of_row = vec![-100i64; tokens.len()];
         let mut begin = 0;
         for (number, len) in lengths.iter().map(|len| *len as usize).enumerate() {
+            if loss == PreferenceLoss::Reward {
+                // The score of a document's last place is its reward.
+                of_row[begin + len - 1] = 0;
+                begin += len;
+                continue;
+            }
             let is_prompt =
                 |place: usize| len > 2 && place == begin && (number % 2 == 1 || loss != PreferenceLoss::Orpo);
             for place in (begin..begin + len - 1).filter(|place| !is_prompt(*place)) {
@@ -327,11 +333,18 @@ fn own_pairs(
         }
         targets.extend(of_row);
         let answers = |pair: &[u32]| [0, 1].map(|which| u32::from(pair[which] > 2));
-        let pair = |pair: &[u32]| Pair { answers: answers(pair), reference: [-3.0 - row as f64, -4.5] };
+        let (reference, margin) = ([-3.0 - row as f64, -4.5], 0.25 * row as f64 - 0.5);
+        let pair = |pair: &[u32]| Pair { answers: answers(pair), reference, margin };
         pairs.push(lengths.chunks(2).map(pair).collect());
         documents.push(lengths.to_vec());
     }
-    let config = PreferenceConfig { loss, beta: 0.3, label_smoothing: 0.1, ..PreferenceConfig::default() };
+    let config = PreferenceConfig {
+        loss,
+        beta: 0.3,
+        label_smoothing: 0.1,
+        centering: 0.05,
+        ..PreferenceConfig::default()
+    };
     Ok(Batch {
         targets: Tensor::from_vec(targets, batch.targets.shape(), &Device::Cpu)?,
         documents: Some(Documents::new(documents)?),

@@ -2,13 +2,14 @@
 //! one process.
 
 use candle_core::{DType, Device, Tensor};
-use girandole::models::{CausalLm, Lora, LoraConfig, ModelConfig, Weights};
+use girandole::models::{CausalLm, Lora, LoraConfig, ModelConfig, Problem, Weights};
+use girandole::ops::PreferenceLoss;
 use girandole::pipeline::ScheduleKind;
 use girandole::training::build::Builder;
 use girandole::{ParallelConfig, Recompute};
 
-use crate::adapters::{LAYOUTS, Trained, assert_equal, of_whole_blocks, train_with};
-use crate::common;
+use crate::adapters::{LAYOUTS, Trained, assert_equal, of_whole_blocks, train_rows, train_with};
+use crate::common::{self, Setup};
 
 fn rslora() -> LoraConfig {
     LoraConfig {
@@ -147,6 +148,47 @@ fn magnitudes_on_a_base_in_4_bits_in_every_layout() {
         }
         let divided = |settings: &mut ParallelConfig| settings.sequence_parallel = true;
         assert_equal("tp=2", &train_with("tp=2", Some(&lora), &model, divided), &expected);
+    }
+}
+
+/// Heads that score documents are trained whole beside adapters, for every task; also on a base in 4 bits.
+#[test]
+fn heads_beside_adapters_in_every_layout() {
+    let of_labels = Problem::ALL.map(|problem| (problem, None));
+    let tasks = of_labels.into_iter().chain([(Problem::Regression, Some(PreferenceLoss::Reward))]);
+    for (at, (problem, pairs)) in tasks.enumerate() {
+        let setup = Setup { problem: Some(problem), pairs, len: 12, ..Setup::default() };
+        let with_head = |model: ModelConfig| model.with_labels(common::labels(problem)).unwrap();
+        let plain = LoraConfig { rank: 4, ..LoraConfig::default() };
+        let config = match at % 2 {
+            0 => plain.clone(),
+            _ => LoraConfig { save_modules: vec!["embed_tokens".into()], ..dora() },
+        };
+        let compare = |lora: &Lora, model: &ModelConfig, layouts: &[&str]| {
+            assert!(lora.trains("score.weight"));
+            let train = |layout: &str, divided: bool| {
+                let change = |settings: &mut ParallelConfig| settings.sequence_parallel = divided;
+                train_rows(layout, Some(lora), model, &setup, change)
+            };
+            let expected = train("", false);
+            for layout in layouts {
+                assert_equal(layout, &train(layout, false), &expected);
+            }
+            assert_equal("tp=2", &train("tp=2", true), &expected);
+        };
+        let model = with_head(if at == 2 { common::mistral() } else { common::config(at == 1) });
+        compare(&Lora::new(&config, &model).unwrap(), &model, &all_layouts());
+        let [model, ..] = of_whole_blocks();
+        let model = with_head(model);
+        let lora = Lora::new(&plain, &model).unwrap().in_4_bits().unwrap();
+        compare(&lora, &model, &["dp=2", "shard=2", "tp=2", "pp=2", "cp=2"]);
+    }
+    let model = common::experts().with_labels(common::labels(Problem::SingleLabel)).unwrap();
+    let lora = Lora::new(&dora(), &model).unwrap();
+    let setup = Setup { problem: Some(Problem::SingleLabel), ..Setup::default() };
+    let expected = train_rows("", Some(&lora), &model, &setup, |_| {});
+    for layout in ["dp=2,ep=2", "ep=2,tp=2", "pp=2,ep=2"] {
+        assert_equal(layout, &train_rows(layout, Some(&lora), &model, &setup, |_| {}), &expected);
     }
 }
 

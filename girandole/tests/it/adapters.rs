@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::common::{LEN, ROWS, optimizer, own_batch};
+use crate::common::{ROWS, Setup, optimizer, own_rows};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Optimizer;
 use girandole::comm::Local;
@@ -35,6 +35,17 @@ pub(crate) fn train_with(
     config: &ModelConfig,
     change: impl Fn(&mut ParallelConfig) + Sync,
 ) -> Trained {
+    train_rows(layout, lora, config, &Setup::default(), change)
+}
+
+/// As [`train_with`], with the rows of a setup.
+pub(crate) fn train_rows(
+    layout: &str,
+    lora: Option<&Lora>,
+    config: &ModelConfig,
+    setup: &Setup,
+    change: impl Fn(&mut ParallelConfig) + Sync,
+) -> Trained {
     let (layout, out): (Layout, _) = (layout.parse().unwrap(), tempfile::tempdir().unwrap());
     let ranks = Local::run_shared(layout.ranks(), |comm| {
         let weights = Weights::random(config, 7).unwrap();
@@ -48,7 +59,7 @@ pub(crate) fn train_with(
         let mut settings = ParallelConfig {
             dtype: DType::F64,
             micro_batches: 2,
-            example: Some(Tensor::zeros((rows, LEN), DType::U32, &Device::Cpu)?),
+            example: Some(Tensor::zeros((rows, setup.len), DType::U32, &Device::Cpu)?),
             is_trained: Some(is_trained),
             ..ParallelConfig::default()
         };
@@ -62,8 +73,7 @@ pub(crate) fn train_with(
         let mut adam = optimizer(&parallel)?;
         let (mut losses, mut norms) = (Vec::new(), Vec::new());
         for number in 0..6 {
-            let (tokens, targets) = own_batch(&parallel, number)?;
-            let mut step = parallel.step(&tokens, &targets)?;
+            let mut step = parallel.step_batch(&own_rows(&parallel, number, setup)?)?;
             norms.push(parallel.clip_grad_norm(&mut step.grads, 0.05)?);
             adam.step(&step.grads)?;
             losses.push(step.loss);

@@ -1,25 +1,33 @@
 //! Pairs of answers: every layout trains on them like one process, and tells the same of them.
 
 use girandole::comm::Local;
+use girandole::models::Problem;
 use girandole::ops::{PreferenceConfig, PreferenceLoss, Preferences};
 use girandole::{Batch, Layout, PreferenceReport, Recompute};
 
 use crate::common::{Setup, own_rows};
 use crate::layouts::{EXPERT_LAYOUTS, FEW_SCHEDULES, LAYOUTS, assert_equal, train_as};
 
-const LOSSES: [PreferenceLoss; 5] = [
+const LOSSES: [PreferenceLoss; 6] = [
     PreferenceLoss::Dpo,
     PreferenceLoss::Ipo,
     PreferenceLoss::Hinge,
     PreferenceLoss::Orpo,
     PreferenceLoss::SimPo,
+    PreferenceLoss::Reward,
 ];
+
+/// Rows of pairs, for a model that writes, or for one that scores documents.
+fn setup_of(loss: PreferenceLoss) -> Setup {
+    let problem = (loss == PreferenceLoss::Reward).then_some(Problem::Regression);
+    Setup { pairs: Some(loss), problem, len: 12, ..Setup::default() }
+}
 
 /// Rows with none to two pairs of answers, with every loss; also recomputed, with divided sequences and in other micro-batches.
 #[test]
 fn pairs_of_answers_in_every_layout() {
     for (at, loss) in LOSSES.into_iter().enumerate() {
-        let setup = Setup { gpt2: at % 2 == 1, pairs: Some(loss), len: 12, ..Setup::default() };
+        let setup = Setup { gpt2: at % 2 == 1, ..setup_of(loss) };
         let expected = train_as("", Setup { micro_batches: Some(1), ..setup });
         for layout in LAYOUTS {
             assert_equal(layout, &train_as(layout, setup), &expected, 1e-10);
@@ -28,8 +36,8 @@ fn pairs_of_answers_in_every_layout() {
         for layout in LAYOUTS.into_iter().filter(|layout| layout.contains("tp=2")) {
             assert_equal(layout, &train_as(layout, divided), &expected, 1e-10);
         }
-        // These are the two that are most unlike each other.
-        if !matches!(loss, PreferenceLoss::Dpo | PreferenceLoss::Orpo) {
+        // These are the ones that are most unlike each other.
+        if !matches!(loss, PreferenceLoss::Dpo | PreferenceLoss::Orpo | PreferenceLoss::Reward) {
             continue;
         }
         for recompute in [Recompute::Units, Recompute::Selective] {
@@ -50,10 +58,12 @@ fn pairs_of_answers_in_every_layout() {
 /// Experts learn from pairs, too, with tokens sent between ranks.
 #[test]
 fn pairs_of_answers_with_experts() {
-    let setup = Setup { experts: true, pairs: Some(PreferenceLoss::Dpo), len: 12, ..Setup::default() };
-    let expected = train_as("", setup);
-    for layout in EXPERT_LAYOUTS {
-        assert_equal(layout, &train_as(layout, setup), &expected, 1e-10);
+    for loss in [PreferenceLoss::Dpo, PreferenceLoss::Reward] {
+        let setup = Setup { experts: true, ..setup_of(loss) };
+        let expected = train_as("", setup);
+        for layout in EXPERT_LAYOUTS {
+            assert_equal(layout, &train_as(layout, setup), &expected, 1e-10);
+        }
     }
 }
 
@@ -61,7 +71,7 @@ fn pairs_of_answers_with_experts() {
 #[test]
 fn reports_of_pairs_in_every_layout() {
     for loss in LOSSES {
-        let setup = Setup { pairs: Some(loss), len: 12, ..Setup::default() };
+        let setup = setup_of(loss);
         let reports = |layout: &str| {
             let layout: Layout = layout.parse().unwrap();
             let ranks = Local::run_shared(layout.ranks(), |comm| {

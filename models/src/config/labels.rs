@@ -19,8 +19,8 @@ pub enum Problem {
     /// Each document has any of the labels: the mean over labels of the binary cross-entropy of each.
     MultiLabel,
     /// Each document has a number, or as many as there are labels: the mean of squared errors. A single number is also the reward of
-    /// a reward model: in a scope of pairs ([`Preferences`](ops::Preferences) with DPO, a beta of 1 and references of 0, and a target
-    /// at the place of each document whose score counts) the loss is the mean of `-ln sigmoid(chosen - rejected)`.
+    /// a reward model: in a scope of pairs ([`Preferences`](ops::Preferences) with [`Reward`](ops::PreferenceLoss::Reward), and a target
+    /// at the place of each document whose score counts) the loss is that of the pairs.
     Regression,
 }
 
@@ -60,6 +60,16 @@ impl LabelsConfig {
     /// Returns the place of a document whose score counts: of the last token that is not padding, or the first.
     pub fn scored_place(&self, document: &[u32]) -> usize {
         document.iter().rposition(|token| Some(*token) != self.pad_token).unwrap_or(0)
+    }
+
+    /// Returns so many labels without names, as transformers has them: a number if there is one, else one of several.
+    pub(crate) fn unnamed(count: usize) -> Self {
+        let names = (0..count).map(|id| format!("LABEL_{id}")).collect();
+        Self { names, problem: Self::usual_problem(count), pad_token: None }
+    }
+
+    fn usual_problem(count: usize) -> Problem {
+        if count == 1 { Problem::Regression } else { Problem::SingleLabel }
     }
 
     fn validate(&self) -> Result<()> {
@@ -102,10 +112,9 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<Option<LabelsConfig>> {
         return Err(fields.config_error("num_labels", &count.to_string(), &help));
     }
     let count = count.unwrap_or(DEFAULT_LABELS);
-    let names = named.unwrap_or_else(|| (0..count).map(|id| format!("LABEL_{id}")).collect());
+    let names = named.unwrap_or_else(|| LabelsConfig::unnamed(count).names);
     let problem = match fields.text("problem_type")? {
-        None if names.len() == 1 => Problem::Regression,
-        None => Problem::SingleLabel,
+        None => LabelsConfig::usual_problem(names.len()),
         Some(name) => match Problem::ALL.into_iter().find(|problem| problem.name() == name) {
             Some(problem) => problem,
             None => {

@@ -68,7 +68,8 @@ pub struct LoraConfig {
     /// Dropout probability of the adapters' input in training, as for [`ModelConfig::dropout`]. Default: 0.
     pub dropout: f64,
     /// Modules that are trained whole beside the adapters, by the last parts of their names, as `modules_to_save` of peft: the
-    /// embedding (`embed_tokens`, of GPT-2 `wte`) and the head (`lm_head`). Where the two are tied, each stands for both. Default: none.
+    /// embedding (`embed_tokens`, of GPT-2 `wte`) and the head (`lm_head`). Where the two are tied, each stands for both. A head that
+    /// scores documents (`score`) is always one of them. Default: none.
     pub save_modules: Vec<String>,
     /// Dtype of the adapters, for example f32 with a model in bf16; it is not saved. Sharded and divided models have a
     /// single dtype. Default: none, the model's dtype.
@@ -237,7 +238,7 @@ impl LoraConfig {
             "r": self.rank,
             "rank_pattern": self.rank_pattern,
             "target_modules": targets,
-            "task_type": "CAUSAL_LM",
+            "task_type": if model.labels.is_some() { "SEQ_CLS" } else { "CAUSAL_LM" },
             "use_dora": self.dora,
             "use_rslora": self.by_root,
         })
@@ -253,9 +254,13 @@ fn names_of(value: &Value) -> Option<Vec<String>> {
 fn saved_of(fields: &mut Fields<'_>, model: &ModelConfig) -> Result<Vec<String>> {
     let is_tied = fields.flag("ensure_weight_tying", false)?;
     let Some(value) = fields.value("modules_to_save") else { return Ok(Vec::new()) };
-    let Some(names) = names_of(value) else {
+    let Some(mut names) = names_of(value) else {
         return Err(fields.invalid_value("modules_to_save", value, "it must be a list of names or null"));
     };
+    if model.labels.is_some() {
+        // peft adds the name of other models' heads.
+        names.retain(|name| name != "classifier");
+    }
     if model.tied && !is_tied && !names.is_empty() {
         let help = "with modules_to_save, peft then trains embedding and head apart, which this model ties \
                     (tie_word_embeddings): train them with ensure_weight_tying=True, or a model that does not tie them";

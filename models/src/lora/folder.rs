@@ -10,9 +10,10 @@ use training::internal::{AtomicFile, write_output, write_tensors};
 
 use super::{Lora, LoraConfig};
 use crate::error::TensorMismatches;
-use crate::files::{ADAPTER_CONFIG, ADAPTER_TENSORS};
-use crate::names::PEFT_PREFIX;
-use crate::{Error, ModelConfig, Result};
+use crate::files::{ADAPTER_CONFIG, ADAPTER_TENSORS, CONFIG};
+use crate::folder::Folder;
+use crate::names::{self, PEFT_PREFIX};
+use crate::{Error, LabelsConfig, ModelConfig, Result};
 
 impl Lora {
     /// Returns the adapters of a folder with `adapter_config.json` and `adapter_model.safetensors`, for a model. Their
@@ -28,8 +29,23 @@ impl Lora {
         Self::new(&LoraConfig::read(&json, model)?, model)
     }
 
+    /// Returns the labels that adapters of a folder were trained for, if they have a head that scores documents: of the `config.json`
+    /// that [`save`](Self::save) writes there; without one, as peft leaves it, as many without names.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    pub fn labels_of(folder: &Path) -> Result<Option<LabelsConfig>> {
+        let tensors = Folder::of_file(folder, ADAPTER_TENSORS)?;
+        let Some(head) = tensors.entry(&format!("{PEFT_PREFIX}{}", names::SCORE)) else { return Ok(None) };
+        match folder.join(CONFIG).exists() {
+            true => Ok(ModelConfig::from_folder(folder)?.labels),
+            false => Ok(Some(LabelsConfig::unnamed(head.dims.first().copied().unwrap_or_default()))),
+        }
+    }
+
     /// Writes the adapters, and the modules that are trained whole beside them, in the format of `peft`. `parameters` have the names
-    /// that the model uses; those that are not trained are left out.
+    /// that the model uses; those that are not trained are left out. With a head that scores documents, the model's `config.json` is
+    /// written, too: it has the labels.
     ///
     /// # Errors
     /// Adapters that are missing or of other shapes; a folder that cannot be written.
@@ -57,11 +73,14 @@ impl Lora {
             file.commit()
         });
         written.map_err(Error::io("write", &path))?;
-        let (path, text) = (
-            folder.join(ADAPTER_CONFIG),
-            format!("{:#}\n", self.config.json(&self.model, self.base.as_deref())),
-        );
-        write_output(&path, text.as_bytes()).map_err(Error::io("write", &path))
+        let write = |name: &str, json: Value| {
+            let path = folder.join(name);
+            write_output(&path, format!("{json:#}\n").as_bytes()).map_err(Error::io("write", &path))
+        };
+        if self.model.labels.is_some() {
+            write(CONFIG, Value::Object(self.model.json().clone()))?;
+        }
+        write(ADAPTER_CONFIG, self.config.json(&self.model, self.base.as_deref()))
     }
 
     /// Returns names and shapes of the tensors in a folder of these adapters.

@@ -40,6 +40,10 @@ impl Layers for LoraLayers {
         true
     }
 
+    fn trains(&self, module: &str) -> bool {
+        self.saved.contains(&format!("{module}.weight"))
+    }
+
     fn positions(&self, len: usize) -> Result<Range<usize>> {
         self.inner.positions(len)
     }

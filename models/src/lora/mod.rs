@@ -29,7 +29,8 @@ use layers::LoraLayers;
 /// inputs), `b` is (outputs, rank) and `'` is the transpose. With [`dora`](LoraConfig::dora) the sum is multiplied, output by output, by
 /// a trained magnitude over the norm of a row of `w + scale * b a`.
 ///
-/// All other parameters are frozen, but those of [`LoraConfig::save_modules`]: they have no gradient, in any layout.
+/// All other parameters are frozen, but those of [`LoraConfig::save_modules`]: they have no gradient, in any layout. A head that scores
+/// documents is always among those, as in peft (its task type `SEQ_CLS`).
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -75,7 +76,10 @@ impl Lora {
     /// model: the error lists the layers' names.
     pub fn new(config: &LoraConfig, model: &ModelConfig) -> Result<Self> {
         config.validate()?;
-        let (config, model) = (config.clone(), model.clone());
+        let (mut config, model) = (config.clone(), model.clone());
+        if model.labels.is_some() && !config.save_modules.iter().any(|module| module == names::SCORE_MODULE) {
+            config.save_modules.push(names::SCORE_MODULE.into());
+        }
         let saved = saved_weights(&config, &model)?;
         let mut lora =
             Self { config, model, base: None, shapes: BTreeMap::new(), saved, in_4_bits: BTreeSet::new() };
@@ -85,25 +89,37 @@ impl Lora {
             |target: &&String| !adapted.iter().any(|layer| config::ends_with_target(target, layer));
         let targets = lora.config.targets.clone();
         let unused = targets.iter().filter(|target| *target != config::ALL).find(is_unused);
-        let Some(target) = unused else { return lora.with_known_patterns(&adapted) };
+        let Some(target) = unused else {
+            lora.check_patterns(&adapted)?;
+            return Ok(lora);
+        };
         let others = shapes(&lora.model)?;
         let mut others = others.keys().map(String::as_str).chain([names::HEAD]);
         if others.any(|name| config::ends_with_target(&format!("{target}.weight"), name)) {
             let help = "adapters of the embedding, the head, norms, routers and experts are not supported; name linear layers";
             return Err(Error::Invalid { what: "LoraConfig", field: "targets", got: target.clone(), help });
         }
-        lora.config = LoraConfig::default();
-        let all = layers(&lora.trained_shapes()?);
-        Err(Error::Target { what: "LoRA target", target: target.clone(), known: last_names(&all) })
+        let known = last_names(&lora.all_layers()?);
+        Err(Error::Target { what: "LoRA target", target: target.clone(), known })
     }
 
     /// Refuses patterns that match none of the layers with adapters.
-    fn with_known_patterns(self, adapted: &[String]) -> Result<Self> {
-        let is_unused = |pattern: &str| !adapted.iter().any(|layer| config::matches(pattern, layer));
-        if let Some((what, target)) = self.config.patterns().find(|(_, pattern)| is_unused(pattern)) {
-            return Err(Error::Target { what, target: target.clone(), known: last_names(adapted) });
+    fn check_patterns(&self, adapted: &[String]) -> Result<()> {
+        let is_unused =
+            |pattern: &str, layers: &[String]| !layers.iter().any(|layer| config::matches(pattern, layer));
+        let unused = self.config.patterns().find(|(_, pattern)| is_unused(pattern, adapted));
+        let Some((what, target)) = unused.map(|(what, target)| (what, target.clone())) else { return Ok(()) };
+        let all = self.all_layers()?;
+        match is_unused(&target, &all) {
+            true => Err(Error::Target { what, target, known: last_names(&all) }),
+            false => Err(Error::WithoutAdapter { what, target, known: last_names(adapted) }),
         }
-        Ok(self)
+    }
+
+    /// Returns the names of all layers that can have an adapter.
+    fn all_layers(&self) -> Result<Vec<String>> {
+        let all = Self { config: LoraConfig::default(), ..self.clone() };
+        Ok(layers(&all.trained_shapes()?))
     }
 
     /// Returns names and shapes of the parameters that are trained.
@@ -142,13 +158,13 @@ impl Lora {
 
     /// Returns whether a parameter is trained: an adapter's, or one of [`save_modules`](LoraConfig::save_modules).
     pub fn trains(&self, name: &str) -> bool {
-        Self::is_adapter(name) || self.saved.contains(name)
+        trains(&self.saved, name)
     }
 
     /// Returns [`trains`](Self::trains), for `ParallelConfig::is_trained` of `girandole`.
     pub fn trained(&self) -> Arc<dyn Fn(&str) -> bool + Send + Sync> {
         let saved = self.saved.clone();
-        Arc::new(move |name| Self::is_adapter(name) || saved.contains(name))
+        Arc::new(move |name| trains(&saved, name))
     }
 
     /// Returns the names of parameters whose gradients are not the loss's on purpose, for `GradientCheckConfig::frozen`: with
@@ -190,13 +206,13 @@ impl Lora {
 
 /// Returns the names of the model's own weights that are trained.
 fn saved_weights(config: &LoraConfig, model: &ModelConfig) -> Result<BTreeSet<String>> {
-    let head = model.labels.is_none().then(|| names::HEAD.to_string());
-    let known: Vec<String> = std::iter::once(names::of(model.family).embedding()).chain(head).collect();
+    let head = if model.labels.is_some() { names::SCORE } else { names::HEAD };
+    let known = [names::of(model.family).embedding(), head.to_string()];
     let mut saved = BTreeSet::new();
     for module in &config.save_modules {
         let end = format!("{module}.weight");
         let Some(weight) = known.iter().find(|weight| config::ends_with_target(&end, weight)) else {
-            let help = "modules that can be trained whole are the embedding, embed_tokens (of GPT-2 wte), and the head, lm_head";
+            let help = "modules that can be trained whole are the embedding, embed_tokens (of GPT-2 wte), and the head, lm_head (of a model with labels score)";
             return Err(Error::Invalid {
                 what: "LoraConfig",
                 field: "save_modules",
@@ -210,6 +226,11 @@ fn saved_weights(config: &LoraConfig, model: &ModelConfig) -> Result<BTreeSet<St
         }
     }
     Ok(saved)
+}
+
+/// Whether a parameter is trained, beside these of the model's own.
+fn trains(saved: &BTreeSet<String>, name: &str) -> bool {
+    names::is_adapter(name) || saved.contains(name)
 }
 
 /// Returns the last parts of layers' names, each once.

@@ -29,6 +29,7 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     kind: Kind,
     end: Option<u32>,
+    pad: Option<u32>,
 }
 
 /// Tokenizers with a faster way to encode, which is also an error for characters that have no token.
@@ -67,9 +68,12 @@ impl Tokenizer {
         let json: Value = serde_json::from_slice(&bytes).map_err(|error| refuse(error.to_string()))?;
         let kind = byte_or_char::kind(&json);
         let mut tokenizer = Self::from_bytes(&bytes, kind).map_err(refuse)?;
-        if let Some(given) = read_config(folder)?.get("eos_token") {
+        let config = read_config(folder)?;
+        if let Some(given) = config.get("eos_token") {
             tokenizer.end = tokenizer.end_of(given, folder)?;
         }
+        let pad = config.get("pad_token").and_then(text_of_token);
+        tokenizer.pad = pad.and_then(|text| tokenizer.inner.token_to_id(text));
         Ok((tokenizer, json))
     }
 
@@ -139,7 +143,7 @@ impl Tokenizer {
         inner.with_padding(None);
         let end =
             [END, "</s>", "<|end_of_text|>", "<|im_end|>"].iter().find_map(|end| inner.token_to_id(end));
-        Ok(Self { inner, kind, end })
+        Ok(Self { inner, kind, end, pad: None })
     }
 
     /// Returns the token that ends a text by the `eos_token` of a folder's files; null is none.
@@ -170,6 +174,11 @@ impl Tokenizer {
     /// Returns the end-of-text token, if there is one.
     pub fn end_of_text(&self) -> Option<u32> {
         self.end
+    }
+
+    /// Returns the token that fills up rows in other programs (`pad_token`), if the folder names one.
+    pub fn padding(&self) -> Option<u32> {
+        self.pad
     }
 
     /// Returns the id of a token by its text.

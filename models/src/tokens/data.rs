@@ -50,6 +50,14 @@ impl DataFile {
             false => Ok(!is_tensors(&self.path)? && is_one_document(&self.path)),
         }
     }
+
+    /// Whether the first of the file's records is a pair of answers, `chosen` and `rejected`.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or has other columns.
+    pub fn begins_with_pair(&self) -> Result<bool> {
+        Ok(!is_tensors(&self.path)? && TextSource::open_pairs(&self.path)?.begins_with_pair()?)
+    }
 }
 
 impl FromStr for DataFile {
@@ -87,8 +95,8 @@ pub struct DataConfig<'a> {
     pub length: Option<usize>,
     /// How documents are put into rows. Default: see [`RowsConfig::packing`].
     pub packing: Option<Packing>,
-    /// Whether the files have pairs of answers ([`TextSource::open_pairs`]), which become rows of pairs ([`RowsConfig::pairs`]).
-    /// Default false.
+    /// Whether the files have pairs of answers ([`TextSource::open_pairs`]; with [`labels`](Self::labels)
+    /// [`TextSource::open_rewarded`]), which become rows of pairs ([`RowsConfig::pairs`]). Default false.
     pub pairs: bool,
     /// What is done with documents longer than a row, where documents are whole. Default: they are cut.
     pub too_long: TooLong,
@@ -245,7 +253,8 @@ fn text(path: &Path, config: &DataConfig<'_>) -> Result<TokenFile> {
     let template = ChatTemplate::of(config.template, config.folder)?;
     let mut encoder = TextEncoder::new(tokenizer, template)?;
     let mut source = match (config.pairs, config.labels) {
-        (true, _) => TextSource::open_pairs(path)?,
+        (true, Some(_)) => TextSource::open_rewarded(path)?,
+        (true, None) => TextSource::open_pairs(path)?,
         (false, Some(_)) => TextSource::open_labelled(path, config.field)?,
         (false, None) => TextSource::open(path, config.field)?,
     };

@@ -1,5 +1,6 @@
 //! Encoding of texts and conversations as tokens.
 
+use minijinja::Value;
 use rayon::prelude::*;
 
 use crate::{LabelsConfig, Result, Tokenizer};
@@ -18,6 +19,8 @@ const BATCH: usize = 1 << 20;
 /// - A pair of answers is two documents, the chosen one first: in both the prompt with the answer, which counts.
 /// - Of a prompt with its completion, the completion counts: from the first token on that the prompt alone does not have.
 ///   Strings are one text, as above; of lists of messages, the template writes the prompt as [`ChatTemplate::prompt`] does.
+/// - A pair for a reward model ([`TextSource::open_rewarded`]) is two whole documents: strings as texts above, lists of messages as
+///   the template writes them.
 /// - A document with a label has the tokens that transformers' tokenizers give for it: no end-of-text token is added.
 #[derive(Debug)]
 pub struct TextEncoder<'a> {
@@ -103,9 +106,24 @@ impl<'a> TextEncoder<'a> {
             Piece::Chat(chat) => self.of_rendered(&self.template()?.whole(chat)?),
             Piece::Labelled { document, .. } => self.labelled(document),
             Piece::Pair { .. } | Piece::ChatPair(_) => {
-                Err(refuse_pair("its label", "given", "pairs have none: train on them with `prefer`"))
+                Err(refuse_pair("its label", "given", "it has two documents: read them one by one"))
             }
         }
+    }
+
+    /// Returns the tokens of the two documents of a pair for a reward model; `None` of what is no pair.
+    fn rewarded(&self, document: &Piece) -> Result<Option<[Vec<u32>; 2]>> {
+        let [chosen, rejected] = match document {
+            Piece::Pair { prompt, answers } => {
+                answers.each_ref().map(|answer| self.whole(&[&prompt[..], answer].concat()))
+            }
+            Piece::ChatPair(chats) => {
+                let template = self.template()?;
+                chats.each_ref().map(|chat| self.of_rendered(&template.whole(chat)?))
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some([chosen?, rejected?]))
     }
 
     fn rendered(
@@ -247,6 +265,9 @@ impl<'a> TextEncoder<'a> {
                 let Some(known) = self.labels else {
                     return refuse("a label".into(), "only a model with a head for labels reads them");
                 };
+                if let Some(tokens) = self.rewarded(document)? {
+                    return rewarded(tokens, label);
+                }
                 let tokens = self.labelled(document)?;
                 if tokens.is_empty() {
                     return refuse("none".into(), "give a text that has some, or leave the document out");
@@ -262,13 +283,7 @@ impl<'a> TextEncoder<'a> {
 fn pair(prompt: &[u32], answers: [Vec<u32>; 2]) -> Result<Vec<Encoded>> {
     let common = |tokens: &Vec<u32>| prompt.iter().zip(tokens).take_while(|(a, b)| a == b).count();
     let shared = answers.iter().map(common).min().unwrap_or_default();
-    if answers[0] == answers[1] {
-        return Err(refuse_pair(
-            "the rejected answer",
-            "of the same tokens as the chosen one",
-            "nothing is preferred: leave the pair out",
-        ));
-    }
+    check_unequal(&answers)?;
     // The first token of all has nothing to be predicted from.
     if answers.iter().any(|tokens| tokens.len() <= shared.max(1)) {
         return Err(refuse_pair("an answer", "without a token to learn", "give it some text"));
@@ -278,6 +293,28 @@ fn pair(prompt: &[u32], answers: [Vec<u32>; 2]) -> Result<Vec<Encoded>> {
         Encoded { tokens, counted: Some(counted), ends: true, labels: Vec::new() }
     };
     Ok(answers.map(document).into())
+}
+
+/// Returns a pair for a reward model as two documents, each with the margin as label.
+fn rewarded(documents: [Vec<u32>; 2], margin: &Value) -> Result<Vec<Encoded>> {
+    check_unequal(&documents)?;
+    if documents.iter().any(Vec::is_empty) {
+        return Err(refuse_pair("a document", "without a token", "give it some text"));
+    }
+    let labels = vec![label::number(margin).map_err(crate::Error::Label)?];
+    let document = |tokens| Encoded { tokens, counted: None, ends: true, labels: labels.clone() };
+    Ok(documents.map(document).into())
+}
+
+fn check_unequal(answers: &[Vec<u32>; 2]) -> Result<()> {
+    if answers[0] != answers[1] {
+        return Ok(());
+    }
+    Err(refuse_pair(
+        "the rejected answer",
+        "of the same tokens as the chosen one",
+        "nothing is preferred: leave the pair out",
+    ))
 }
 
 fn refuse_pair(field: &'static str, got: &str, help: &'static str) -> crate::Error {

@@ -48,6 +48,15 @@ fn several(items: &[Value], labels: &LabelsConfig) -> Result<Vec<f32>, String> {
             false => Err(format!("got {} numbers; give {count} from 0.0 to 1.0, or names", shares.len())),
         };
     }
+    // Of more labels, one of such numbers is there twice.
+    let is_flag =
+        |item: &Value| item.is_integer() && usize::try_from(item.clone()).is_ok_and(|flag| flag < 2);
+    if items.len() == count && count <= 2 && items.iter().all(is_flag) && items.first() != items.get(1) {
+        return Err(format!(
+            "such numbers can be those of the labels that apply, or say for each whether it applies; give names ({}), or numbers with a point, such as 1.0 and 0.0",
+            labels.names.join(", ")
+        ));
+    }
     let mut applies = vec![0.0; count];
     for item in items {
         let place = &mut applies[id(item, labels)?];
@@ -88,7 +97,8 @@ fn id(label: &Value, labels: &LabelsConfig) -> Result<usize, String> {
 /// Labels that an error lists.
 const MOST_NAMED: usize = 10;
 
-fn number(label: &Value) -> Result<f32, String> {
+/// Returns a number, which may stand in a text.
+pub(super) fn number(label: &Value) -> Result<f32, String> {
     let number = match label.kind() {
         ValueKind::Number => f64::try_from(label.clone()).ok(),
         ValueKind::String => label.as_str().and_then(|text| text.trim().parse().ok()),
@@ -157,6 +167,19 @@ mod tests {
             (r#"{"label": "warm"}"#, Regression, "expected a number, got \"warm\""),
             (r#"{"label": [1]}"#, Regression, "expected a number, got a list"),
         ];
+        let of_two = LabelsConfig {
+            names: ["no", "yes"].map(String::from).to_vec(),
+            problem: MultiLabel,
+            pad_token: None,
+        };
+        let of = |json: &str| parse(&serde_json::from_str::<Value>(json).unwrap(), &of_two);
+        for json in ["[0, 1]", "[1, 0]"] {
+            let line = of(json).unwrap_err();
+            assert!(line.contains("give names (no, yes), or numbers with a point"), "{json}: {line}");
+        }
+        assert!(of("[1, 1]").unwrap_err().contains("label 1 is there twice"));
+        let found = [of("[1]"), of("[\"no\", 1]"), of("[1.0, 0.0]")];
+        assert_eq!(found, [Ok(vec![0.0, 1.0]), Ok(vec![1.0, 1.0]), Ok(vec![1.0, 0.0])]);
         for (json, problem, said) in wrong {
             let line = parsed(json, problem).unwrap_err();
             assert!(line.contains(said), "{json}: {line}");

@@ -29,7 +29,8 @@ pub enum Piece {
         /// Never empty.
         completion: String,
     },
-    /// A whole text or conversation with its label, of a source that is read [for labels](super::TextSource::open_labelled).
+    /// A whole text or conversation with its label, of a source that is read [for labels](super::TextSource::open_labelled); or two of
+    /// them, a pair, with its margin, of one that is read [for a reward model](super::TextSource::open_rewarded).
     Labelled {
         /// What has the label.
         document: Box<Piece>,

@@ -4,6 +4,7 @@ use minijinja::Value;
 use minijinja::value::ValueKind;
 
 use super::chat::{Chat, json_kind, tools};
+use super::label;
 use super::piece::Piece;
 
 const TEXT: &str = "text";
@@ -13,8 +14,11 @@ pub(super) const COMPLETION: &str = "completion";
 pub(super) const PROMPT: &str = "prompt";
 pub(super) const CHOSEN: &str = "chosen";
 pub(super) const REJECTED: &str = "rejected";
+const MARGIN: &str = "margin";
 /// Fields of a pair.
 pub(super) const OF_PAIRS: [&str; 3] = [CHOSEN, REJECTED, PROMPT];
+/// Fields of a pair that a reward model learns from.
+pub(super) const OF_REWARDS: [&str; 4] = [CHOSEN, REJECTED, PROMPT, MARGIN];
 /// Fields of a record that are looked for by default.
 pub(super) const NAMES: [&str; 3] = [TEXT, MESSAGES, COMPLETION];
 /// Fields of a record that may hold its label.
@@ -22,7 +26,7 @@ pub(super) const LABELS: [&str; 2] = ["label", "labels"];
 
 /// Returns what to do about a table that has none of these columns.
 pub(super) fn column_help(names: &[&str]) -> &'static str {
-    if names == OF_PAIRS { "a pair has `chosen` and `rejected`" } else { "name one with --field" }
+    if names.starts_with(&OF_PAIRS) { "a pair has `chosen` and `rejected`" } else { "name one with --field" }
 }
 
 /// Returns the document of a record; `None` if it is empty. `null_is_empty` is for rows of tables, which have all
@@ -56,6 +60,12 @@ fn document(
             "both `{first}` and `{second}` are filled; name the one to train on with --field"
         ));
     }
+    if first.is_none() && field.is_none() && is_pair(record) {
+        return Err(
+            "it is a pair of answers: `prefer` trains on those, and `finetune --task reward` a reward model; or name one field with --field"
+                .into(),
+        );
+    }
     let prompt = get(PROMPT).filter(|prompt| prompt.is_true());
     if first.is_none() && prompt.is_some() && names.contains(&COMPLETION) {
         return Err(format!(
@@ -63,11 +73,6 @@ fn document(
         ));
     }
     let Some((name, value)) = first.or(found.first()).cloned() else {
-        if field.is_none() && get(CHOSEN).is_some() && get(REJECTED).is_some() {
-            return Err(
-                "it is a pair of answers: `prefer` trains on those, or name one field with --field".into()
-            );
-        }
         let held: Vec<String> = record.try_iter().into_iter().flatten().map(|key| key.to_string()).collect();
         let (names, held) = (listed(&names), held.join(", "));
         return Err(format!("there is no field {names}, but {held}; name one with --field"));
@@ -128,6 +133,9 @@ pub(super) fn label(record: &Value) -> Result<Value, String> {
     match (found.next(), found.next()) {
         (Some(label), None) => Ok(label),
         (Some(_), Some(_)) => Err(format!("both {} are filled; give one of them", listed(&LABELS))),
+        (None, _) if is_pair(record) => {
+            Err("it is a pair of answers, without a label: give --task reward, for a model that learns from those".into())
+        }
         (None, _) => Err(format!("there is no {}; give each document one", listed(&LABELS))),
     }
 }
@@ -162,11 +170,37 @@ fn completion(
     }
 }
 
-/// Returns the pair of a record.
+/// Whether a record has two answers.
+pub(super) fn is_pair(record: &Value) -> bool {
+    let has = |name: &str| record.get_item(&Value::from(name)).is_ok_and(|value| value.is_true());
+    has(CHOSEN) && has(REJECTED)
+}
+
+/// Returns the pair of a record for a reward model: two whole documents, and as label their margin, 0 unless there is one.
+///
+/// # Errors
+/// Those of [`pair`], but conversations need not begin alike; a margin that is no number.
+pub(super) fn rewarded(record: &Value) -> Result<Piece, String> {
+    let document = Box::new(pair_of(record, true, true)?);
+    let given = record.get_item(&Value::from(MARGIN)).ok();
+    // An empty cell of a table is none.
+    let given =
+        given.filter(|margin| !margin.is_undefined() && !margin.is_none() && margin.as_str() != Some(""));
+    let margin = given.map_or(Ok(0.0), |margin| label::number(&margin));
+    let margin = margin.map_err(|problem| format!("field `{MARGIN}`: {problem}"))?;
+    Ok(Piece::Labelled { document, label: Value::from(margin) })
+}
+
+/// Returns the pair of a record. An empty prompt is one, unless `empty_is_none`, as in tables of text.
 ///
 /// # Errors
 /// A record without both answers; answers that are equal, of two kinds, or without a prompt.
-pub(super) fn pair(record: &Value) -> Result<Piece, String> {
+pub(super) fn pair(record: &Value, empty_is_none: bool) -> Result<Piece, String> {
+    pair_of(record, empty_is_none, false)
+}
+
+/// As [`pair`]; of `whole` conversations nothing is asked but that they are some.
+fn pair_of(record: &Value, empty_is_none: bool, whole: bool) -> Result<Piece, String> {
     let get = |name: &str| record.get_item(&Value::from(name)).ok().filter(|value| value.is_true());
     let [Some(chosen), Some(rejected)] = [CHOSEN, REJECTED].map(get) else {
         let missing = if get(CHOSEN).is_none() { CHOSEN } else { REJECTED };
@@ -178,7 +212,11 @@ pub(super) fn pair(record: &Value) -> Result<Piece, String> {
     if chosen == rejected {
         return Err(format!("`{CHOSEN}` and `{REJECTED}` are equal: nothing is preferred; leave it out"));
     }
-    let prompt = get(PROMPT).map(messages);
+    let empty = record
+        .get_item(&Value::from(PROMPT))
+        .ok()
+        .filter(|prompt| prompt.as_str() == Some("") && !empty_is_none);
+    let prompt = get(PROMPT).map(messages).or(empty);
     match (chosen.as_str(), rejected.as_str(), chosen.kind(), rejected.kind()) {
         (Some(chosen), Some(rejected), ..) => {
             let (prompt, answers) = match prompt {
@@ -195,11 +233,13 @@ pub(super) fn pair(record: &Value) -> Result<Piece, String> {
                 get("tools").map(tools).transpose().map_err(|problem| format!("field `tools`: {problem}"))?;
             let (prompt, answers) = match prompt {
                 Some(prompt) if prompt.kind() == ValueKind::Seq => (prompt, [chosen, rejected]),
+                _ if whole => (Value::from(Vec::<Value>::new()), [chosen, rejected]),
                 // As some sets have it: the prompt as text, and again in the messages of both.
                 _ => split_messages(&chosen, &rejected)?,
             };
             let chat = |name: &str, answer: &Value| {
-                Chat::answering(&prompt, answer, tools.clone().flatten())
+                let chat = if whole { Chat::following } else { Chat::answering };
+                chat(&prompt, answer, tools.clone().flatten())
                     .map_err(|problem| format!("field `{name}`: {problem}"))
             };
             Ok(Piece::ChatPair([chat(CHOSEN, &answers[0])?, chat(REJECTED, &answers[1])?]))

@@ -30,7 +30,7 @@ pub struct Row {
     /// each token sees all before it.
     pub documents: Vec<u32>,
     /// For a head for labels: the input of each document whose score counts, and what its label is: the index of the label; for
-    /// each of several whether it applies; or numbers.
+    /// each of several whether it applies; or numbers; in rows of pairs the margin of the pair.
     pub scored: Vec<(u32, Vec<f32>)>,
 }
 
@@ -359,7 +359,7 @@ fn check_labels(file: &TokenFile, config: &RowsConfig) -> Result<()> {
         (Some(packing @ (Packing::Stream | Packing::Documents)), _) => {
             refuse("the packing", packing.to_string(), "they are whole: leave it out, or give whole")
         }
-        (_, TooLong::Cut) => refuse(
+        (_, TooLong::Cut) if !config.pairs => refuse(
             "those longer than a row",
             "cut".into(),
             "pieces would have no label: give truncate, drop or error",

@@ -46,10 +46,20 @@ pub struct TextSource {
     bytes: u64,
     done: u64,
     kind: Kind,
-    /// Whether each document has a label.
-    has_labels: bool,
-    /// Whether records are pairs of answers.
-    has_pairs: bool,
+    records: Records,
+}
+
+/// What is read of each record.
+#[derive(Debug, Clone, Copy)]
+enum Records {
+    /// A document.
+    Documents,
+    /// A document with its label.
+    Labelled,
+    /// A prompt and two answers.
+    Pairs,
+    /// Two whole documents with their margin.
+    Rewarded,
 }
 
 #[derive(Debug)]
@@ -111,13 +121,26 @@ impl TextSource {
     /// # Errors
     /// Those of [`open`](Self::open); a plain text.
     pub fn open_pairs(path: &Path) -> Result<Self> {
-        let source = Self::with_names(path, None, &record::OF_PAIRS)?;
+        Self::of_pairs(path, &record::OF_PAIRS, Records::Pairs)
+    }
+
+    /// Opens pairs for a reward model: as [`open_pairs`](Self::open_pairs), but of messages nothing is asked except that they are some,
+    /// and a pair may have a number `margin`. They are read as [`Piece::Labelled`] pairs, with the margin as label.
+    ///
+    /// # Errors
+    /// Those of [`open_pairs`](Self::open_pairs).
+    pub fn open_rewarded(path: &Path) -> Result<Self> {
+        Self::of_pairs(path, &record::OF_REWARDS, Records::Rewarded)
+    }
+
+    fn of_pairs(path: &Path, names: &[&str], records: Records) -> Result<Self> {
+        let source = Self::with_names(path, None, names)?;
         if source.is_one_document() {
             let problem =
                 "it is plain text: pairs are JSON lines (.jsonl) or a table, with `chosen` and `rejected`";
             return Err(Error::Format { path: path.into(), problem: problem.into() });
         }
-        Ok(Self { has_pairs: true, ..source })
+        Ok(Self { records, ..source })
     }
 
     /// Opens documents with labels: each record also has a field `label` or `labels`, and its document may be a `prompt` alone.
@@ -132,7 +155,7 @@ impl TextSource {
             true => Err(source.refuse(
                 "it is one text, without labels: give JSON lines with `text` and `label`, or a table",
             )),
-            false => Ok(Self { has_labels: true, ..source }),
+            false => Ok(Self { records: Records::Labelled, ..source }),
         }
     }
 
@@ -149,8 +172,7 @@ impl TextSource {
             bytes,
             done,
             kind,
-            has_labels: false,
-            has_pairs: false,
+            records: Records::Documents,
         };
         if is_table(path) {
             return Ok(source(None, 0, Self::parquet(path, input.read.is_some(), field, names)?));
@@ -208,34 +230,40 @@ impl TextSource {
     /// # Errors
     /// Text that is not UTF-8 or JSON, or does not have the field, with its location; failures to read.
     pub fn next_piece(&mut self) -> Result<Option<Piece>> {
-        match &mut self.kind {
-            Kind::Plain { .. } => self.plain(),
-            Kind::Lines { .. } => self.line(),
-            _ => self.row(),
+        if self.is_one_document() {
+            return self.plain();
         }
-    }
-
-    fn row(&mut self) -> Result<Option<Piece>> {
-        loop {
-            let row = match &mut self.kind {
-                Kind::Delimited { table, .. } => {
-                    let row = table.next_row();
-                    self.done = table.bytes_read();
-                    row
-                }
-                #[cfg(feature = "parquet")]
-                Kind::Table { table, .. } => {
-                    let row = table.next_row();
-                    self.done = table.part_of(self.bytes);
-                    row
-                }
-                _ => return Ok(None),
-            };
-            let Some(record) = row.map_err(|problem| self.refuse(problem))? else { return Ok(None) };
+        while let Some(record) = self.next_record()? {
             if let Some(piece) = self.piece(&record)? {
                 return Ok(Some(piece));
             }
         }
+        Ok(None)
+    }
+
+    /// Whether its first record has two answers; the next piece is then that of the second record.
+    pub(super) fn begins_with_pair(&mut self) -> Result<bool> {
+        Ok(!self.is_one_document() && self.next_record()?.is_some_and(|record| record::is_pair(&record)))
+    }
+
+    /// Returns the next line of JSON or row of a table; `None` at the end.
+    fn next_record(&mut self) -> Result<Option<Value>> {
+        let row = match &mut self.kind {
+            Kind::Plain { .. } => return Ok(None),
+            Kind::Lines { .. } => return self.line(),
+            Kind::Delimited { table, .. } => {
+                let row = table.next_row();
+                self.done = table.bytes_read();
+                row
+            }
+            #[cfg(feature = "parquet")]
+            Kind::Table { table, .. } => {
+                let row = table.next_row();
+                self.done = table.part_of(self.bytes);
+                row
+            }
+        };
+        row.map_err(|problem| self.refuse(problem))
     }
 
     /// Whether all of it is one document.
@@ -297,7 +325,7 @@ impl TextSource {
         Ok((!text.is_empty()).then_some(Piece::Text { text, context, begins, ends: is_last }))
     }
 
-    fn line(&mut self) -> Result<Option<Piece>> {
+    fn line(&mut self) -> Result<Option<Value>> {
         let mut bytes = Vec::new();
         loop {
             let Some(input) = &mut self.input else { return Ok(None) };
@@ -322,9 +350,7 @@ impl TextSource {
             if let Some(kind) = record::other_kind(&record) {
                 return Err(self.refuse(format!("it is no JSON object of its own, but {kind}")));
             }
-            if let Some(piece) = self.piece(&record)? {
-                return Ok(Some(piece));
-            }
+            return Ok(Some(record));
         }
     }
 
@@ -336,10 +362,11 @@ impl TextSource {
             #[cfg(feature = "parquet")]
             Kind::Table { field, .. } => (field, true),
         };
-        let found = match (self.has_labels, self.has_pairs) {
-            (true, _) => record::labelled(record, field.as_deref()).map(Some),
-            (_, true) => record::pair(record).map(Some),
-            _ => record::piece(record, field.as_deref(), is_table),
+        let found = match self.records {
+            Records::Documents => record::piece(record, field.as_deref(), is_table),
+            Records::Labelled => record::labelled(record, field.as_deref()).map(Some),
+            Records::Pairs => record::pair(record, matches!(self.kind, Kind::Delimited { .. })).map(Some),
+            Records::Rewarded => record::rewarded(record).map(Some),
         };
         found.map_err(|problem| self.refuse(problem))
     }

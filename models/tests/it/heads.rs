@@ -6,7 +6,7 @@ use crate::common::{Expected, Trainer, folder, gap};
 use candle_core::{DType, Device, IndexOp, Result, Tensor};
 use candle_nn::VarMap;
 use models::{Cache, CausalLm, FolderConfig, LabelsConfig, ModelConfig, Problem, Weights, save_folder};
-use ops::{Documents, Pair, PreferenceConfig, Preferences, RowContext};
+use ops::{Documents, Pair, PreferenceConfig, PreferenceLoss, Preferences, RowContext};
 use training::build::Builder;
 use training::{clip_grad_norm, named_vars};
 
@@ -23,7 +23,7 @@ fn load(name: &str, vars: &VarMap) -> (CausalLm, Weights) {
 }
 
 /// The scores of documents that are padded on the right, as in transformers.
-fn scores(model: &CausalLm, tokens: &Tensor) -> Result<Tensor> {
+pub(crate) fn scores(model: &CausalLm, tokens: &Tensor) -> Result<Tensor> {
     let labels = model.config().labels.as_ref().unwrap();
     let logits = model.logits(tokens)?;
     let rows = tokens.to_dtype(DType::U32)?.to_vec2::<u32>()?;
@@ -35,14 +35,19 @@ fn scores(model: &CausalLm, tokens: &Tensor) -> Result<Tensor> {
 }
 
 /// Documents of a batch, two in each row, with their targets.
-struct Packed {
+pub(crate) struct Packed {
     tokens: Tensor,
     targets: Tensor,
     rows: RowContext,
 }
 
 impl Packed {
-    fn of(expected: &Expected, step: usize, labels: &LabelsConfig) -> Result<Self> {
+    /// The mean loss of a model.
+    pub(crate) fn loss(&self, model: &CausalLm) -> Result<Tensor> {
+        self.rows.scope(|| model.loss(&self.tokens, &self.targets))
+    }
+
+    pub(crate) fn of(expected: &Expected, step: usize, labels: &LabelsConfig) -> Result<Self> {
         let tokens = expected.get("tokens").i(step)?.to_dtype(DType::U32)?.to_vec2::<u32>()?;
         let lengths = expected.get("lengths").i(step)?.to_dtype(DType::U32)?.to_vec1::<u32>()?;
         let of_labels = expected.get("labels").i(step)?;
@@ -101,8 +106,7 @@ fn training_on_packed_documents_is_transformers() -> Result<()> {
         let mut trainer = Trainer::new(named_vars(&vars), |name| weights.shapes()[name].len() > 1);
         let mut losses = Vec::new();
         for step in 0..expected.losses().len() {
-            let Packed { tokens, targets, rows } = Packed::of(&expected, step, &labels)?;
-            let loss = rows.scope(|| model.loss(&tokens, &targets))?;
+            let loss = Packed::of(&expected, step, &labels)?.loss(&model)?;
             let mut grads = ops::backward(&loss)?;
             let all: Vec<_> = named_vars(&vars).into_iter().map(|(_, var)| var).collect();
             assert!(all.iter().all(|var| grads.get(var).is_some()), "{name}");
@@ -116,7 +120,37 @@ fn training_on_packed_documents_is_transformers() -> Result<()> {
     Ok(())
 }
 
-/// Of a reward model: `-ln sigmoid(chosen - rejected)`, which is DPO's loss of the rewards with a beta of 1 and a reference of 0.
+/// The pairs of a step, each in a row, of whose six documents the first three are chosen.
+pub(crate) fn pairs_of(expected: &Expected, step: usize, labels: &LabelsConfig) -> Result<Packed> {
+    let tokens = expected.get("tokens").i(step)?.to_dtype(DType::U32)?.to_vec2::<u32>()?;
+    let lengths = expected.get("lengths").i(step)?.to_dtype(DType::U32)?.to_vec1::<u32>()?;
+    let (len, mut all, mut targets, mut of_rows) = (2 * tokens[0].len(), Vec::new(), Vec::new(), Vec::new());
+    for pair in [[0, 3], [1, 4], [2, 5]] {
+        let (mut row, mut target) = (Vec::new(), vec![-100i64; len]);
+        for document in pair {
+            let own = &tokens[document][..lengths[document] as usize];
+            target[row.len() + labels.scored_place(own)] = 0;
+            row.extend(own);
+        }
+        of_rows.push(pair.map(|document| lengths[document]).to_vec());
+        row.resize(len, 0);
+        all.extend(row);
+        targets.extend(target);
+    }
+    let config = PreferenceConfig { loss: PreferenceLoss::Reward, ..PreferenceConfig::default() };
+    let rows = RowContext {
+        documents: Some(Documents::new(of_rows)?),
+        preferences: Some(Preferences::new(config, vec![vec![Pair::default()]; 3])?),
+        ..RowContext::default()
+    };
+    Ok(Packed {
+        tokens: Tensor::from_vec(all, (3, len), &Device::Cpu)?,
+        targets: Tensor::from_vec(targets, (3, len), &Device::Cpu)?,
+        rows,
+    })
+}
+
+/// Of a reward model: `-ln sigmoid(chosen - rejected)`.
 #[test]
 fn rewards_of_pairs_are_trls() -> Result<()> {
     let vars = VarMap::new();
@@ -125,46 +159,41 @@ fn rewards_of_pairs_are_trls() -> Result<()> {
     assert_eq!((labels.names.len(), labels.problem), (1, Problem::Regression));
     let mut trainer = Trainer::new(named_vars(&vars), |name| weights.shapes()[name].len() > 1);
     for (step, of_trl) in expected.losses().into_iter().enumerate() {
-        let tokens = expected.get("tokens").i(step)?.to_dtype(DType::U32)?.to_vec2::<u32>()?;
-        let lengths = expected.get("lengths").i(step)?.to_dtype(DType::U32)?.to_vec1::<u32>()?;
-        let (len, mut all, mut targets, mut of_rows) =
-            (2 * tokens[0].len(), Vec::new(), Vec::new(), Vec::new());
-        for pair in [[0, 3], [1, 4], [2, 5]] {
-            let (mut row, mut target) = (Vec::new(), vec![-100i64; len]);
-            for document in pair {
-                let own = &tokens[document][..lengths[document] as usize];
-                target[row.len() + labels.scored_place(own)] = 0;
-                row.extend(own);
-            }
-            of_rows.push(pair.map(|document| lengths[document]).to_vec());
-            row.resize(len, 0);
-            all.extend(row);
-            targets.extend(target);
-        }
-        let tokens = Tensor::from_vec(all, (3, len), &Device::Cpu)?;
-        let targets = Tensor::from_vec(targets, (3, len), &Device::Cpu)?;
-        let config = PreferenceConfig { beta: 1.0, ..PreferenceConfig::default() };
-        let pairs = Preferences::new(config, vec![vec![Pair::default()]; 3])?;
-        let rows = RowContext {
-            documents: Some(Documents::new(of_rows)?),
-            preferences: Some(pairs.clone()),
-            ..RowContext::default()
-        };
-        let loss = rows.scope(|| model.loss(&tokens, &targets))?;
+        let pairs = pairs_of(&expected, step, &labels)?;
+        let loss = pairs.loss(&model)?;
         let gap = (loss.to_scalar::<f32>()? - of_trl).abs();
         assert!(gap < 1e-5, "step {step}: {gap} off");
         // Each record has the rewards of its pair.
-        let mean = pairs
-            .results()
-            .iter()
-            .map(|pair| (1.0 + (pair.rewards[1] - pair.rewards[0]).exp()).ln())
-            .sum::<f64>();
+        let found = pairs.rows.preferences.unwrap().results();
+        let mean =
+            found.iter().map(|pair| (1.0 + (pair.rewards[1] - pair.rewards[0]).exp()).ln()).sum::<f64>();
         assert!((mean / 3.0 - f64::from(of_trl)).abs() < 1e-5);
         let mut grads = ops::backward(&loss)?;
         let all: Vec<_> = named_vars(&vars).into_iter().map(|(_, var)| var).collect();
         clip_grad_norm(&mut grads, &all, 1.0)?;
         trainer.step(&grads)?;
     }
+    Ok(())
+}
+
+/// A loss of pairs is for one kind of head.
+#[test]
+fn losses_of_pairs_know_their_head() -> Result<()> {
+    let (expected, labels) = (
+        Expected::of("heads/reward"),
+        LabelsConfig { names: vec!["0".into()], problem: Problem::Regression, pad_token: Some(59) },
+    );
+    let pairs = pairs_of(&expected, 0, &labels)?;
+    let line = pairs.loss(&load("llama", &VarMap::new()).0).unwrap_err().to_string();
+    assert!(line.contains("pairs need a head with one score") && line.contains("has 3"), "{line}");
+    let weights = Weights::folder(&folder("llama")).unwrap();
+    let builder = Builder::new(weights.tensors(DType::F32, &Device::Cpu));
+    let line = pairs.loss(&CausalLm::new(weights.config(), &builder)?).unwrap_err().to_string();
+    assert!(line.contains("this model predicts tokens"), "{line}");
+    let dpo = Preferences::new(PreferenceConfig::default(), vec![vec![Pair::default()]; 3])?;
+    let pairs = Packed { rows: RowContext { preferences: Some(dpo), ..pairs.rows.clone() }, ..pairs };
+    let line = pairs.loss(&load("reward", &VarMap::new()).0).unwrap_err().to_string();
+    assert!(line.contains("by PreferenceLoss::Reward alone"), "{line}");
     Ok(())
 }
 

@@ -247,7 +247,7 @@ fn folders_of_adapters_that_cannot_be_are_named() {
         (
             "\"alpha_pattern\": {}",
             "\"alpha_pattern\": {\"up_proj\": 2}",
-            "alpha_pattern \"up_proj\" matches no layer",
+            "alpha_pattern \"up_proj\" matches only layers without an adapter; layers with one are called",
         ),
         ("\"alpha_pattern\": {}", "\"alpha_pattern\": {\"v_proj\": null}", "alpha_pattern.v_proj is null"),
         (

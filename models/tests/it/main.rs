@@ -17,6 +17,7 @@ mod gguf_read;
 mod heads;
 mod layouts;
 mod lora;
+mod lora_heads;
 mod lora_variants;
 mod packing;
 mod pairs;

@@ -67,6 +67,12 @@ fn answers_count_and_prompts_do_not() {
     // Without any prompt, the first token has nothing to be predicted from.
     let without = pair(("abc$", "bc$"), ("xyz$", "yz$"));
     assert_eq!(of("a.jsonl", r#"{"prompt": "", "chosen": "abc", "rejected": "xyz"}"#), without);
+    // An empty prompt is one; in a table of text it is none.
+    let empty = pair(("abc$", "bc$"), ("abd$", "bd$"));
+    assert_eq!(of("a.jsonl", r#"{"prompt": "", "chosen": "abc", "rejected": "abd"}"#), empty);
+    let of_table = pair(("abc$", "c$"), ("abd$", "d$"));
+    assert_eq!(of("a.csv", "prompt,chosen,rejected\n,abc,abd\n"), of_table);
+    assert_eq!(of("a.jsonl", r#"{"prompt": null, "chosen": "abc", "rejected": "abd"}"#), of_table);
     let answers = [("b", "chosen"), ("c", "rejected")];
     let message = |role: &str, text: &str| format!(r#"{{"role": "{role}", "content": "{text}"}}"#);
     let [with, alone] = [true, false].map(|is_alone| {

@@ -151,8 +151,8 @@ const LOSSES: [PreferenceLoss; 5] = [
 fn pairs(loss: PreferenceLoss) -> (Preferences, Documents, Tensor) {
     let config = PreferenceConfig { loss, label_smoothing: 0.1, ..PreferenceConfig::default() };
     let pairs = vec![
-        vec![Pair { answers: [1, 1], reference: [-2.5, -3.0] }],
-        vec![Pair { answers: [2, 2], reference: [-1.0, -9.0] }],
+        vec![Pair { answers: [1, 1], reference: [-2.5, -3.0], ..Pair::default() }],
+        vec![Pair { answers: [2, 2], reference: [-1.0, -9.0], ..Pair::default() }],
     ];
     // Cross-entropies have a weight of their own.
     let preferences = Preferences::new(config, pairs).unwrap().renewed(Some(0.4));

@@ -127,6 +127,16 @@ pub struct LanguagePlanOptions {
         help_heading = "Language models"
     )]
     pub lora_save_modules: Vec<String>,
+    /// Labels of a new head [default: folder's head]
+    ///
+    /// So many labels that the head scores documents for, as with `finetune --task`.
+    #[arg(long, value_name = "N", value_parser = count, requires = "folder", help_heading = "Language models")]
+    pub labels: Option<usize>,
+    /// Folder of the reference of `prefer`
+    ///
+    /// That of --model, or another: its forward pass over all rows comes before training, and may need more memory.
+    #[arg(long, value_name = "DIR", requires = "folder", help_heading = "Language models")]
+    pub reference: Option<PathBuf>,
     /// Bits of the base's weights: 4 [default: all]
     #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(u8).range(4..=4), requires = "lora_rank", help_heading = "Language models")]
     pub base_bits: Option<u8>,

@@ -167,6 +167,10 @@ impl<'a> PerToken<'a> {
         let Numbers { element, working } = self.numbers;
         let hidden = self.config.hidden_size;
         let norm = self.wide(hidden, hidden);
+        if let Some(labels) = &self.config.labels {
+            // Of one document in each row of tokens at most: its scores and their loss.
+            return norm + labels.names.len() * (element + working) + CLASS_BYTES;
+        }
         if self.tp == 1 {
             // Copy of the norm's output in 32 bits; below, also the gradient of the loss's input, which the loss
             // computes in forward.

@@ -9,7 +9,17 @@ use crate::{Error, Result};
 pub(super) fn estimate(subject: &Subject, training: &Training, layout: &Layout) -> Result<LayoutCost> {
     check(subject, training, layout)?;
     let model = PartitionedModel::new(subject, training, layout)?;
-    let stages = if layout.pp > 1 { model.pipeline()? } else { vec![(model.whole(), model.sent_whole())] };
+    let mut stages =
+        if layout.pp > 1 { model.pipeline()? } else { vec![(model.whole(), model.sent_whole())] };
+    if let Some(reference) = &subject.reference {
+        let reference = PartitionedModel::new(reference, training, layout)?;
+        let passes = if layout.pp > 1 { reference.passes()? } else { vec![reference.pass()] };
+        for ((memory, _), pass) in stages.iter_mut().zip(passes) {
+            if pass.total() > memory.total() {
+                *memory = pass;
+            }
+        }
+    }
     let stage = |(stage, (memory, sent))| StageCost { stage, memory, sent };
     Ok(LayoutCost { layout: *layout, stages: stages.into_iter().enumerate().map(stage).collect() })
 }

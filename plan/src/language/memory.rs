@@ -125,6 +125,29 @@ impl PartitionedModel<'_> {
         }
     }
 
+    /// Returns the memory of a forward pass alone, without pipeline stages: as [`whole`](Self::whole) without gradients and optimizer.
+    pub(super) fn pass(&self) -> Memory {
+        let (Layout { shard, .. }, [_, copies]) = (self.layout, self.holders());
+        let elements = self.sum(|unit| unit.shard_elements(shard, |_| true));
+        let trained = self.sum(Unit::trained);
+        let fixed = PersistentBytes {
+            parameters: elements * self.element() + self.sum(Unit::bytes_in_4_bits) / shard as f64,
+            copies: if copies > 1 && shard == 1 { trained * self.element() } else { 0.0 },
+            ..PersistentBytes::default()
+        };
+        let last = self.units.len() - 1;
+        let gathered =
+            if shard > 1 { self.pool().max(self.gathered(last) + self.gathered(last - 1)) } else { 0.0 };
+        fixed.with([TemporaryBytes::new(self.activations(), gathered + self.loss_forward())])
+    }
+
+    /// Returns the bytes of gather buffers, which the next units use again: those of the largest two units.
+    fn pool(&self) -> f64 {
+        let mut largest: Vec<f64> = (0..self.units.len()).map(|place| self.bytes(place)).collect();
+        largest.sort_unstable_by(|a, b| b.total_cmp(a));
+        largest.iter().take(2).sum()
+    }
+
     /// Moments if every rank holds all parameters: the loss, backward of the first block, and backward of the
     /// embedding.
     fn copied(&self) -> [TemporaryBytes; 3] {
@@ -152,10 +175,7 @@ impl PartitionedModel<'_> {
             _ => self.units[place].wide_elements() as f64 * element,
         };
         let last = self.units.len() - 1;
-        // Gather buffers are reused by the next units: those of the largest two units.
-        let mut largest: Vec<f64> = (0..=last).map(|place| self.bytes(place)).collect();
-        largest.sort_unstable_by(|a, b| b.total_cmp(a));
-        let pool: f64 = largest.iter().take(2).sum();
+        let pool = self.pool();
         // Gradients accumulated without synchronisation stay whole until their unit is reduced.
         let mut sums: f64 = if self.accumulates() { (0..=last).map(of_gradients).sum() } else { 0.0 };
         let first = TemporaryBytes::new(kept, sums + pool.max(whole(last) + whole(last - 1)) + self.loss());
@@ -215,14 +235,15 @@ impl PartitionedModel<'_> {
 
     /// Returns the bytes of the 32-bit copy of a 16-bit head.
     fn wide_head(&self) -> f64 {
-        if self.is_narrow() && self.layout.tp == 1 { self.vocabulary * self.working() } else { 0.0 }
+        let is_widened = self.is_narrow() && self.layout.tp == 1 && !self.scores_documents();
+        if is_widened { self.vocabulary * self.working() } else { 0.0 }
     }
 
     /// Returns the bytes of the head's gradient, in 32 bits, which the loss computes in forward.
     fn head_gradient(&self) -> f64 {
         let head = if self.is_tied { self.units.first() } else { self.units.last() };
         let is_trained = head.is_some_and(|unit| unit.trained() > 0);
-        if is_trained && self.layout.tp == 1 { self.vocabulary * self.working() } else { 0.0 }
+        if is_trained && self.layout.tp == 1 { self.head * self.working() } else { 0.0 }
     }
 
     /// Returns the bytes that the loss keeps for its backward, whatever the number of tokens.
@@ -284,7 +305,7 @@ impl PartitionedModel<'_> {
     pub(super) fn loss_forward(&self) -> f64 {
         /// Bytes of logits computed at a time.
         const CHUNK_BYTES: f64 = (64 << 20) as f64;
-        if self.layout.tp > 1 {
+        if self.layout.tp > 1 || self.scores_documents() {
             return 0.0;
         }
         let row = self.classes * self.working();
@@ -299,6 +320,10 @@ impl PartitionedModel<'_> {
         // In 16 bits candle's backward of the conversion to 32 bits holds a second gradient of 32 bits, and zeros, addend
         // and sum of 16 bits.
         let converted = if self.is_narrow() { 1.0 + ADDITION_TENSORS / 2.0 } else { 0.0 };
+        if self.scores_documents() {
+            // The gradient of the norm's output, of which the documents' places are cut.
+            return ADDITION_TENSORS * self.kept.output() as f64 * self.tokens;
+        }
         if self.layout.tp > 1 {
             let own = (self.classes / self.layout.tp as f64).ceil() * self.working() * self.tokens;
             return (1.0 + converted) * own + self.packed(own);

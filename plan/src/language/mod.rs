@@ -52,6 +52,9 @@ pub struct Subject {
     pub config: ModelConfig,
     /// Its adapters; then the model's own parameters are frozen.
     pub lora: Option<Lora>,
+    /// The model that pairs of answers are compared with (`prefer`): before training, in the same layout, it computes the
+    /// log-probabilities of all rows, and is dropped.
+    pub reference: Option<Box<Subject>>,
 }
 
 /// Configuration of training.
@@ -164,7 +167,13 @@ impl LayoutCost {
 impl Subject {
     /// Training of a model, or of adapters of it.
     pub fn new(config: ModelConfig, lora: Option<Lora>) -> Self {
-        Self { config, lora }
+        Self { config, lora, reference: None }
+    }
+
+    /// Returns the same training after the pass of a reference, which may need more memory.
+    #[must_use]
+    pub fn with_reference(self, reference: Self) -> Self {
+        Self { reference: Some(Box::new(reference)), ..self }
     }
 
     /// Returns a rank's part of the model, unit by unit; with `pp`, of all stages.

@@ -45,7 +45,9 @@ impl Subject {
         if place + 1 == units.len() {
             product(
                 (config.outputs() * config.hidden_size) as f64,
-                self.lora.as_ref().is_none_or(|lora| lora.trains("lm_head.weight")),
+                // A head for labels is always trained.
+                config.labels.is_some()
+                    || self.lora.as_ref().is_none_or(|lora| lora.trains("lm_head.weight")),
             );
         } else if place > 0 {
             let [forward, backward] = self.attention_flops(place, attended);

@@ -31,6 +31,8 @@ pub(super) struct PartitionedModel<'a> {
     pub(super) tokens: f64,
     /// Elements of a rank's part of the embedding table.
     pub(super) vocabulary: f64,
+    /// Elements of a rank's part of the head; one for labels is not divided.
+    pub(super) head: f64,
     pub(super) classes: f64,
     pub(super) is_tied: bool,
 }
@@ -47,6 +49,9 @@ impl<'a> PartitionedModel<'a> {
             Optimizer::Muon => subject.units(&Layout { tp: 1, ..*layout })?,
             _ => Vec::new(),
         };
+        let hidden = subject.config.hidden_size;
+        let vocabulary = (subject.config.vocab_size.div_ceil(layout.tp) * hidden) as f64;
+        let head = subject.config.labels.as_ref().map(|labels| (labels.names.len() * hidden) as f64);
         Ok(Self {
             whole_units,
             subject,
@@ -57,7 +62,8 @@ impl<'a> PartitionedModel<'a> {
             sizes,
             kept: PerToken::new(subject, training.numbers(), (layout.tp, layout.ep)),
             tokens: training.tokens(layout) as f64,
-            vocabulary: (subject.config.vocab_size.div_ceil(layout.tp) * subject.config.hidden_size) as f64,
+            vocabulary,
+            head: head.unwrap_or(vocabulary),
             classes: subject.config.outputs() as f64,
             is_tied: subject.config.tied,
         })
@@ -76,6 +82,11 @@ impl<'a> PartitionedModel<'a> {
     /// Returns whether a unit's matrix products are recomputed in backward.
     pub(super) fn recomputes_products(&self, unit: usize) -> bool {
         self.recomputes(unit) && self.training.recompute != Recompute::Selective
+    }
+
+    /// Whether the head scores documents, in place of tokens.
+    pub(super) fn scores_documents(&self) -> bool {
+        self.subject.config.labels.is_some()
     }
 
     /// Returns the schedule of the pipeline, and the units of each of its stages.

@@ -24,6 +24,13 @@ impl PartitionedModel<'_> {
             .map(|rank| (stages.memory(rank), self.sent_stage(&schedule, &ranges, rank)))
             .collect())
     }
+
+    /// Returns the memory of each rank along `pp` in a forward pass alone, micro-batch by micro-batch.
+    pub(super) fn passes(&self) -> Result<Vec<Memory>> {
+        let (schedule, ranges) = self.stages()?;
+        let stages = Stages { model: self, schedule: &schedule, ranges: &ranges };
+        Ok((0..self.layout.pp).map(|rank| stages.pass(rank)).collect())
+    }
 }
 
 /// Model divided into stages.
@@ -37,6 +44,17 @@ impl Stages<'_> {
     /// Returns the units of a rank.
     fn units(&self, rank: usize) -> Vec<usize> {
         owned_units(self.schedule, self.ranges, rank)
+    }
+
+    fn pass(&self, rank: usize) -> Memory {
+        let (model, units) = (self.model, self.units(rank));
+        let parameters = units.iter().map(|place| model.bytes(*place)).sum();
+        let own = (0..self.ranges.len()).filter(|stage| self.schedule.table().owners[*stage] == rank);
+        let moment = |stage: usize| {
+            let kept = self.kept(stage) - self.of_last(stage, model.kept_head());
+            TemporaryBytes::new(kept, self.of_last(stage, model.loss_forward()))
+        };
+        PersistentBytes { parameters, ..PersistentBytes::default() }.with(own.map(moment))
     }
 
     fn memory(&self, rank: usize) -> Memory {

@@ -32,6 +32,9 @@ struct LanguagePlan<'a> {
     model: String,
     parameters: u64,
     trained: u64,
+    /// Parameters of the reference whose log-probabilities are computed first, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reference: Option<u64>,
     ranks: usize,
     batch_size: usize,
     length: usize,
@@ -139,6 +142,7 @@ impl LanguageTable<'_> {
             model: self.subject.config.family.to_string(),
             parameters,
             trained,
+            reference: self.reference()?,
             ranks: self.ranks.count,
             batch_size: self.training.batch_size,
             length: self.training.length,
@@ -182,9 +186,12 @@ impl LanguageTable<'_> {
             Recompute::Every(each) => format!("; one block of {each} is computed again"),
             Recompute::Selective => "; norms and activations are computed again".into(),
         };
+        let reference = self.reference()?.map_or_else(String::new, |parameters| {
+            format!("; before, a forward pass of a reference of {parameters} parameters over all rows")
+        });
         Ok(vec![
             format!(
-                "{}: {parameters} parameters{adapters}, {}",
+                "{}: {parameters} parameters{adapters}, {}{reference}",
                 subject.config.family,
                 training.dtype.as_str()
             ),
@@ -198,6 +205,12 @@ impl LanguageTable<'_> {
             hardware,
             String::new(),
         ])
+    }
+
+    /// Returns the number of parameters of the reference.
+    fn reference(&self) -> Result<Option<u64>> {
+        let of = |reference: &Subject| Ok(reference.parameters()?.0);
+        self.subject.reference.as_deref().map(of).transpose()
     }
 
     fn fits(&self, memory: &Memory) -> bool {

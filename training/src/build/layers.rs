@@ -89,6 +89,11 @@ pub trait Layers: Send + Sync {
         false
     }
 
+    /// Whether a module that every rank has whole ([`replicated`](super::Part::replicated)) is trained all the same.
+    fn trains(&self, _module: &str) -> bool {
+        false
+    }
+
     /// Builder of parameters that every rank has whole and applies between divided layers. Under sequence parallelism
     /// each rank has only a part of their gradient.
     fn between(&self, vb: &VarBuilder<'static>) -> VarBuilder<'static> {

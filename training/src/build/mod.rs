@@ -195,7 +195,8 @@ impl Part {
     /// The builder of parameters that every rank has whole and applies to all positions of the sequence
     /// ([`Layers::gather`]), so that each has all of the gradient: small heads.
     pub fn replicated(&self) -> VarBuilder<'static> {
-        if self.layers.freezes() { frozen(&self.vb) } else { self.vb.clone() }
+        let is_frozen = self.layers.freezes() && !self.layers.trains(&self.vb.prefix());
+        if is_frozen { frozen(&self.vb) } else { self.vb.clone() }
     }
 
     /// The builder of parameters that every rank has whole and applies to its own heads only, so that each has a part

@@ -117,3 +117,29 @@ fn options_that_do_not_go_together_are_refused() {
         "{printed}"
     );
 }
+
+/// A head for labels has no vocabulary; the pass of a reference may need more than training.
+#[test]
+fn heads_for_labels_and_references_are_planned() {
+    let (folder, model) = folder();
+    let json = folder.argument("plan.json");
+    let most = |options: &[&str]| {
+        let given = ["--model", &model, "--mesh", "dp=1", "--length", "128", "--json", &json];
+        let printed = text(&PLAN.succeed(&[&given, options, &MACHINE].concat()).stdout);
+        let plan: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+        (plan["layouts"][0]["total"].as_f64().unwrap(), printed)
+    };
+    let (plain, _) = most(&[]);
+    let (labelled, printed) = most(&["--labels", "3"]);
+    // In place of 1,000 tokens: parameters, gradients and two numbers of Adam.
+    assert!(printed.starts_with("llama: 2849280 parameters, f32\n"), "{printed}");
+    assert!(labelled < plain - 4.0 * 4.0 * 997.0 * 192.0, "{labelled} {plain}");
+    let (itself, printed) = most(&["--reference", &model]);
+    let said = "f32; before, a forward pass of a reference of 3040704 parameters over all rows\n";
+    assert!(itself == plain && printed.contains(said), "{itself} {plain} {printed}");
+    let larger = Folder::new();
+    let wide = CONFIG.replace("\"vocab_size\": 1000", "\"vocab_size\": 100000");
+    fs::write(larger.path("config.json"), wide).unwrap();
+    let (with_larger, _) = most(&["--reference", &larger.argument(".")]);
+    assert!(with_larger > plain + 1e8, "{with_larger} {plain}");
+}

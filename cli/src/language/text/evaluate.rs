@@ -10,15 +10,17 @@ use crate::start::{self, Start};
 use candle_core::{DType, Device, Tensor};
 use clap::Args;
 use comm::{Communicator, TcpConfig};
-use girandole::trainer::{self, Data};
+use girandole::trainer::{self, Data, PreferenceData};
 use girandole::{Batch, Layout, Parallel, ParallelConfig};
 use models::CausalLm;
 use models::tokens::{self, DataConfig, DataFile, IGNORE_INDEX, PackingReport, Piece, TextSource, TooLong};
+use ops::{PreferenceConfig, PreferenceLoss};
 use serde::{Deserialize, Serialize};
 
 use super::layout::{LayoutOptions, alone, config, describe};
 use super::{ModelOptions, OpenedModel};
 use crate::language::check_divisible;
+use crate::language::watch::show_measures;
 
 const NAME: &str = "evaluate";
 
@@ -35,7 +37,8 @@ reads them: documents follow each other, each with its end-of-text token, and of
 the answers count.
 
 Of a model that labels documents (`finetune --task`), lines have a `label` beside their text, and accuracy
-and F1 are printed, or Pearson's correlation and the mean squared error.
+and F1 are printed, or Pearson's correlation and the mean squared error; of a reward model on pairs,
+`chosen` and `rejected`, the share of pairs whose chosen document has the greater reward.
 
   girandole evaluate --model model --data book.txt")]
 pub struct EvaluateOptions {
@@ -74,8 +77,8 @@ struct Text {
 struct Found {
     loss: f64,
     targets: usize,
-    /// Of a model that labels documents: accuracy and the like.
-    measures: Option<Vec<(String, f64)>>,
+    /// Of a model that labels documents: what targets are, and accuracy and the like.
+    measures: Option<(String, Vec<(String, f64)>)>,
     truncated: Option<String>,
 }
 
@@ -175,6 +178,7 @@ impl EvaluateOptions {
         let file = DataFile { path, weight: 1.0, tokens: None };
         // A file that cannot be read is refused where it is read as text.
         if model.labels.is_some() || !file.is_plain_text().unwrap_or(true) {
+            let pairs = model.labels.is_some() && file.begins_with_pair().unwrap_or(false);
             let too_long = if model.labels.is_some() { TooLong::Truncate } else { TooLong::default() };
             let config = DataConfig {
                 tokenizer: Some(&opened.tokenizer),
@@ -183,6 +187,7 @@ impl EvaluateOptions {
                 field: self.field.as_deref(),
                 length: self.length,
                 is_padded: true,
+                pairs,
                 too_long,
                 labels: model.labels.as_ref(),
                 vocab_size: model.vocab_size,
@@ -191,11 +196,21 @@ impl EvaluateOptions {
             };
             let rows = tokens::Data::open(&[file], &config)?;
             let length = rows.row_len();
-            let cut = rows.packing().filter(|packing| model.labels.is_some() && packing.cut > 0);
-            let truncated = cut.map(|PackingReport { documents, cut, .. }| {
-                format!("{cut} of {documents} documents are longer than rows, and truncated to {length} tokens (--length)")
+            let shortened = rows.packing().filter(|_| model.labels.is_some());
+            let truncated = shortened.and_then(|PackingReport { documents, cut, dropped, .. }| match (cut, dropped) {
+                (0, 0) => None,
+                (0, _) => Some(format!("{dropped} of {documents} pairs are longer than rows of {length} tokens (--length), and left out")),
+                _ => Some(format!("{cut} of {documents} documents are longer than rows, and truncated to {length} tokens (--length)")),
             });
-            return Ok(Opened { rows: Box::new(rows), length, truncated });
+            let rows: Box<dyn Data> = match pairs {
+                true => {
+                    let reward =
+                        PreferenceConfig { loss: PreferenceLoss::Reward, ..PreferenceConfig::default() };
+                    Box::new(PreferenceData::new(rows.into(), reward)?)
+                }
+                false => Box::new(rows),
+            };
+            return Ok(Opened { rows, length, truncated });
         }
         let (mut source, mut all) = (TextSource::open(&self.data, None)?, String::new());
         while let Some(Piece::Text { text, .. }) = source.next_piece()? {
@@ -225,13 +240,14 @@ impl EvaluateOptions {
             Parallel::new(comm.clone(), &layout, parts, &config, move |builder| opened.build(builder))?;
         let batch_size = rows_each * model.data_ranks().world_size();
         let found = trainer::evaluate(&mut model, &*rows, rows.rows(), batch_size)?;
-        let measures = labels.map(|labels| {
-            labels
-                .measures(&found.sums)
-                .into_iter()
-                .map(|(name, measure)| (name.to_string(), measure))
-                .collect()
-        });
+        let measures = match (&found.preferences, labels) {
+            (Some(pairs), _) => {
+                Some(("pairs", vec![("accuracy", pairs.accuracy), ("margin", pairs.margin())]))
+            }
+            (None, labels) => labels.map(|labels| ("documents", labels.measures(&found.sums))),
+        };
+        let owned = |(name, measure): (&str, f64)| (name.to_string(), measure);
+        let measures = measures.map(|(what, all)| (what.to_string(), all.into_iter().map(owned).collect()));
         Ok(Found { loss: found.loss, targets: found.targets, measures, truncated })
     }
 }
@@ -248,9 +264,8 @@ fn print_result(Found { loss, targets, measures, truncated }: &Found) -> Result<
         }
         .into());
     }
-    let Some(measures) = measures else {
+    let Some((what, measures)) = measures else {
         return say(format_args!("tokens: {targets}, loss: {loss:.4}, perplexity: {:.3}", loss.exp()));
     };
-    let measures: String = measures.iter().map(|(name, measure)| format!(", {name}: {measure:.4}")).collect();
-    say(format_args!("documents: {targets}, loss: {loss:.4}{measures}"))
+    say(format_args!("{what}: {targets}, loss: {loss:.4}{}", show_measures(measures, ": ")))
 }

@@ -64,7 +64,10 @@ impl ExportOptions {
     /// # Errors
     /// A folder that cannot be used, or whose model or tokenizer the format cannot express; files that cannot be written.
     pub fn run(&self) -> Result<()> {
-        let model = Weights::folder(&self.model)?;
+        let model = match &self.adapters {
+            Some(adapters) => Weights::for_adapters(&self.model, adapters)?,
+            None => Weights::folder(&self.model)?,
+        };
         let lora =
             self.adapters.as_ref().map(|folder| Lora::from_folder(folder, model.config())).transpose()?;
         let weights = match (&self.adapters, &lora) {

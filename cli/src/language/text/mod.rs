@@ -85,9 +85,12 @@ impl ModelOptions {
 
     fn open(&self) -> Result<OpenedModel> {
         let tokenizer = Tokenizer::from_folder(&self.model)?;
-        let mut weights = Weights::folder(&self.model)?;
-        tokenizer.check(weights.config())?;
         let folder = self.adapters.as_deref();
+        let mut weights = match folder {
+            Some(adapters) => Weights::for_adapters(&self.model, adapters)?,
+            None => Weights::folder(&self.model)?,
+        };
+        tokenizer.check(weights.config())?;
         let lora = folder.map(|folder| Lora::from_folder(folder, weights.config())).transpose()?;
         if let Some((folder, lora)) = folder.zip(lora.as_ref()) {
             weights = weights.with_adapters(folder, lora)?;

@@ -222,7 +222,10 @@ impl<J: Job> Command for J {
             contents.check_all().map_err(with_fallback_hint)?;
             note_changed_settings(&changed);
         }
-        let planned = plan::language::Subject::new(model.clone(), setup.subject.lora.clone());
+        let mut planned = plan::language::Subject::new(model.clone(), setup.subject.lora.clone());
+        if let Some(Subject { weights, lora, .. }) = self.reference()? {
+            planned = planned.with_reference(plan::language::Subject::new(weights.config().clone(), lora));
+        }
         memory::check(options, &planned, &layout, setup.rows.row_len())?;
         let notes = model.notes().iter().cloned().chain(options.notes());
         notes.for_each(|line| note(format_args!("{line}")));
@@ -340,7 +343,10 @@ fn describe_model(subject: &Subject) -> String {
     let shapes = subject.weights.shapes().values();
     let parameters: usize = shapes.map(|dims| dims.iter().product::<usize>()).sum();
     let model = subject.weights.config();
-    let labels = model.labels.as_ref().map(|labels| format!(", {} labels", labels.names.len()));
+    let labels = model.labels.as_ref().map(|labels| match labels.names.len() {
+        1 => ", 1 label".to_string(),
+        count => format!(", {count} labels"),
+    });
     format!("{}{}, {parameters} parameters", model.family, labels.unwrap_or_default())
 }
 

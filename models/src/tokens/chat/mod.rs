@@ -49,6 +49,11 @@ pub(super) fn json_kind(value: &Value) -> &'static str {
     }
 }
 
+/// Returns the messages of a list.
+fn messages_of(list: &Value) -> Vec<Value> {
+    list.try_iter().into_iter().flatten().collect()
+}
+
 impl Chat {
     /// Checks that the messages are a list of objects with a role, and that one is an answer to train on.
     pub(super) fn new(messages: Value, tools: Option<Value>) -> std::result::Result<Self, String> {
@@ -67,9 +72,8 @@ impl Chat {
         completion: &Value,
         tools: Option<Value>,
     ) -> std::result::Result<Self, String> {
-        let of = |list: &Value| list.try_iter().into_iter().flatten().collect::<Vec<_>>();
-        let (prompt, completion) = (of(prompt), of(completion));
-        let chat = Self::any(Value::from([&prompt[..], &completion].concat()), tools)?;
+        let chat = Self::following(prompt, completion, tools)?;
+        let prompt = messages_of(prompt);
         let mut trained = chat.trained;
         trained[..prompt.len()].fill(false);
         let are_all = trained
@@ -98,6 +102,15 @@ impl Chat {
             }
             chat => chat,
         }
+    }
+
+    /// Joins two lists of messages to one conversation, as [`any`](Self::any).
+    pub(super) fn following(
+        first: &Value,
+        second: &Value,
+        tools: Option<Value>,
+    ) -> std::result::Result<Self, String> {
+        Self::any(Value::from([messages_of(first), messages_of(second)].concat()), tools)
     }
 
     /// Checks that the messages are a list of objects with a role.

@@ -34,6 +34,13 @@ pub enum PreferenceLoss {
     /// # Source
     /// Meng et al., "SimPO: Simple Preference Optimization with a Reference-Free Reward" (2024), equation 6.
     SimPo,
+    /// `-ln sigmoid(chosen - rejected - margin)` of rewards, the scores that a reward model gives both documents, with a
+    /// [margin](Pair::margin) of each pair; and `centering (chosen + rejected)^2`. It needs no reference and no beta.
+    ///
+    /// # Source
+    /// Ouyang et al., "Training language models to follow instructions with human feedback" (2022), equation 1; margins: Touvron et al.,
+    /// "Llama 2" (2023), equation 2; centering: Eisenstein et al., "Helping or Herding?" (2023), equation 2.
+    Reward,
 }
 
 impl PreferenceLoss {
@@ -54,11 +61,13 @@ pub struct PreferenceConfig {
     pub label_smoothing: f64,
     /// The margin that SimPO asks for, 0 or more. Default: 0.5.
     pub simpo_gamma: f64,
+    /// How much rewards are drawn to a mean of 0, 0 or more. Default: 0.
+    pub centering: f64,
 }
 
 impl Default for PreferenceConfig {
     fn default() -> Self {
-        Self { loss: PreferenceLoss::Dpo, beta: 0.1, label_smoothing: 0.0, simpo_gamma: 0.5 }
+        Self { loss: PreferenceLoss::Dpo, beta: 0.1, label_smoothing: 0.0, simpo_gamma: 0.5, centering: 0.0 }
     }
 }
 
@@ -76,11 +85,11 @@ pub(super) struct PairSums {
 impl PreferenceConfig {
     /// The result of a pair, and the derivatives of its loss by the sums of both answers' log-probabilities.
     pub(super) fn of_pair(&self, pair: &Pair, sums: &PairSums) -> (PairResult, [f64; 2]) {
-        let Self { loss, beta, label_smoothing, simpo_gamma } = *self;
+        let Self { loss, beta, label_smoothing, simpo_gamma, centering } = *self;
         let [chosen, rejected] = [0, 1].map(|which| sums.sums[which]);
         let ratios = [0, 1].map(|which| sums.sums[which] - pair.reference[which]);
         let means = [chosen / sums.counts[0], rejected / sums.counts[1]];
-        let is_mean = !matches!(loss, PreferenceLoss::Dpo | PreferenceLoss::Hinge);
+        let is_mean = matches!(loss, PreferenceLoss::Ipo | PreferenceLoss::Orpo | PreferenceLoss::SimPo);
         // By what an answer's sum is divided in the margin.
         let divisors = if is_mean { sums.counts } else { [1.0; 2] };
         let smoothed = |margin: f64| {
@@ -115,11 +124,19 @@ impl PreferenceConfig {
                 let by = means.map(|mean| -beta * sigmoid(-log_odds) / -mean.exp_m1());
                 (beta * softplus(-log_odds), by)
             }
+            PreferenceLoss::Reward => {
+                let (gap, sum) = (chosen - rejected - pair.margin, chosen + rejected);
+                let (by, of_sum) = (-sigmoid(-gap), 2.0 * centering * sum);
+                (softplus(-gap) + centering * sum * sum, [by + of_sum, by - of_sum])
+            }
         };
-        let rewards = if loss.needs_reference() { ratios } else { means };
+        let rewards = match loss {
+            PreferenceLoss::Reward => [chosen, rejected],
+            _ if loss.needs_reference() => ratios.map(|ratio| beta * ratio),
+            _ => means.map(|mean| beta * mean),
+        };
         let is_orpo = loss == PreferenceLoss::Orpo;
         let cross_entropy = if is_orpo { (-sums.chosen.0, sums.chosen.1) } else { (0.0, 0.0) };
-        let rewards = rewards.map(|reward| beta * reward);
         let (log_probs, lengths) = ([chosen, rejected], sums.counts);
         let result = PairResult { loss: value, log_probs, lengths, rewards, cross_entropy };
         (result, [by[0] / divisors[0], -by[1] / divisors[1]])
@@ -157,10 +174,12 @@ mod tests {
             PreferenceLoss::Hinge,
             PreferenceLoss::Orpo,
             PreferenceLoss::SimPo,
+            PreferenceLoss::Reward,
         ];
-        let pair = Pair { answers: [0, 0], reference: [-3.5, -7.25] };
+        let pair = Pair { reference: [-3.5, -7.25], margin: 0.75, ..Pair::default() };
         for (loss, label_smoothing) in all.into_iter().flat_map(|loss| [(loss, 0.0), (loss, 0.2)]) {
-            let config = PreferenceConfig { loss, label_smoothing, ..PreferenceConfig::default() };
+            let centering = label_smoothing;
+            let config = PreferenceConfig { loss, label_smoothing, centering, ..PreferenceConfig::default() };
             for sums in [[-3.0, -9.0], [-12.0, -1.0], [-0.5, -0.25], [-400.0, -2.0]] {
                 let at = |sums| {
                     config.of_pair(&pair, &PairSums { sums, counts: [3.0, 5.0], ..PairSums::default() })
@@ -191,7 +210,7 @@ mod tests {
                 let of_pair = |pair| {
                     config.of_pair(&pair, &PairSums { sums, counts: [3.0, 5.0], ..PairSums::default() })
                 };
-                let (found, slopes) = of_pair(Pair { answers: [0, 0], reference: [0.0; 2] });
+                let (found, slopes) = of_pair(Pair::default());
                 assert!(found.loss.is_finite(), "{config:?} {sums:?} {}", found.loss);
                 let have_signs = slopes[0] <= 0.0 && slopes[1] >= 0.0;
                 assert!(

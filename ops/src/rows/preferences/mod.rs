@@ -23,6 +23,8 @@ pub struct Pair {
     pub answers: [u32; 2],
     /// The log-probabilities of both answers in the reference model. Default: 0.
     pub reference: [f64; 2],
+    /// By how much the chosen document's reward is to exceed that of the rejected one, with [`PreferenceLoss::Reward`]. Default: 0.
+    pub margin: f64,
 }
 
 /// What was found of a pair.
@@ -30,11 +32,11 @@ pub struct Pair {
 pub struct PairResult {
     /// The loss, without ORPO's cross-entropy.
     pub loss: f64,
-    /// The log-probabilities of both answers.
+    /// The log-probabilities of both answers; of a reward model the rewards.
     pub log_probs: [f64; 2],
     /// Their numbers of tokens.
     pub lengths: [f64; 2],
-    /// Beta times the ratios; with ORPO and SimPO, times the mean log-probabilities.
+    /// Beta times the ratios; with ORPO and SimPO, times the mean log-probabilities; of a reward model the rewards themselves.
     pub rewards: [f64; 2],
     /// With ORPO: the sum of cross-entropies of the chosen document's targets, and their number.
     pub cross_entropy: (f64, f64),
@@ -50,7 +52,7 @@ pub struct PairResult {
 /// use ops::{Documents, Pair, PreferenceConfig, Preferences, RowContext};
 ///
 /// // A row of one pair, whose answers have two tokens and one.
-/// let pair = Pair { answers: [1, 1], reference: [-3.0, -1.0] };
+/// let pair = Pair { answers: [1, 1], reference: [-3.0, -1.0], ..Pair::default() };
 /// let preferences = Preferences::new(PreferenceConfig::default(), vec![vec![pair]])?;
 /// let documents = Some(Documents::new([vec![4, 3]])?);
 /// let context = RowContext { documents, preferences: Some(preferences.clone()), ..RowContext::default() };
@@ -86,6 +88,9 @@ impl Preferences {
         }
         if !(config.simpo_gamma >= 0.0 && config.simpo_gamma.is_finite()) {
             return refuse("simpo_gamma", config.simpo_gamma, "it must be a number, 0 or more");
+        }
+        if !(config.centering >= 0.0 && config.centering.is_finite()) {
+            return refuse("centering", config.centering, "it must be a number, 0 or more");
         }
         Ok(Self { config, rows: rows.into(), cross_entropy: 1.0, results: Arc::default() })
     }
@@ -303,6 +308,7 @@ mod tests {
             (PreferenceConfig { beta: f64::NAN, ..default() }, "beta"),
             (PreferenceConfig { label_smoothing: 0.5, ..default() }, "label_smoothing"),
             (PreferenceConfig { simpo_gamma: -1.0, ..default() }, "simpo_gamma"),
+            (PreferenceConfig { centering: -1.0, ..default() }, "centering"),
         ] {
             assert!(of(config).unwrap_err().contains(said), "{config:?}");
         }
