@@ -20,7 +20,7 @@ use crate::threads;
 
 /// Environment variable with the name of the command whose launcher started a rank. Other launchers do not set it.
 pub(crate) const SPAWNED_FOR: &str = "GIRANDOLE_SPAWNED_FOR";
-/// Maximum number of ranks: every rank holds a connection to every other, and the communicator has the same limit.
+/// Maximum number of ranks that are started by one command on one machine: each is a process.
 pub const MOST_RANKS: usize = 4096;
 
 /// Role of this process.

@@ -14,6 +14,11 @@ pub(crate) fn children(rank: usize, world_size: usize, arity: usize) -> Range<us
     first.min(world_size)..(first + arity).min(world_size)
 }
 
+/// Returns over how many others it comes to a rank, plus one; 0 for rank 0.
+pub(crate) fn depth(rank: usize, arity: usize) -> usize {
+    if rank == 0 { 0 } else { 1 + depth(parent(rank, arity), arity) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -28,6 +33,12 @@ mod tests {
                 passed.extend(children.inspect(|child| assert_eq!(parent(*child, arity), rank)));
             }
             assert_eq!(passed, (0..world_size).collect::<Vec<_>>());
+            assert!(
+                passed
+                    .iter()
+                    .skip(1)
+                    .all(|&rank| depth(rank, arity) == 1 + depth(parent(rank, arity), arity))
+            );
         }
     }
 }

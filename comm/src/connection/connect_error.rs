@@ -9,7 +9,7 @@ use crate::base::last_message::LastMessage;
 use crate::connection::obstacle::Obstacle;
 
 /// Protocol version: increases with every change of what ranks send to each other.
-pub(crate) const VERSION: u16 = 5;
+pub(crate) const VERSION: u16 = 6;
 
 /// Why an attempt to connect two ranks failed. Most are tried again until the time-out, and the last one is then
 /// reported.

@@ -19,6 +19,7 @@ use portable as system;
 
 pub use memory::{available_memory, peak_rss_bytes, reset_peak_rss, total_memory};
 pub(crate) use system::machine::{boot_id, network};
+pub(crate) use system::ready_set::ReadySet;
 pub(crate) use system::tcp_info::send_queue;
 pub(crate) use system::{local, shared, socket, wake_up};
 pub use usable_memory::UsableMemory;

@@ -4,15 +4,21 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::message::{Entry, Failure, LIMIT, Table, ToLeader, ToMember, milliseconds};
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+
+use super::message::{Entry, Failure, LIMIT, Table, TableSource, ToLeader, ToMember, milliseconds};
 use super::opening::OpenMeetingPoint;
 use super::roster::{Roster, gave_up_error, protocol, unexpected_message_error};
+use super::table::PASSES;
 use super::{GroupConnections, Meeting, MeetingParams, random_nonce};
+use crate::base::tree;
 use crate::connection::acceptor::Acceptor;
 use crate::connection::connect_error::ConnectError;
 use crate::connection::handshake::Credentials;
 use crate::connection::wire::{HandshakeStream, wait_any};
 use crate::failure::control::failure_state::job::Job;
+use crate::platform::ReadySet;
 use crate::{Error, Result};
 
 /// How long to try to report to the others that there will be no group.
@@ -33,7 +39,7 @@ pub(super) fn lead(plan: &MeetingParams<'_>, given: Option<TcpListener>) -> Resu
     let mut members = roster.take_wires();
     let met = gathered.and_then(|()| {
         let data = data.map_or_else(|| listen_where_reached(plan, &members), Ok)?;
-        connect_group(plan, &mut members, data, &credentials, roster.until(plan))
+        connect_group(plan, &mut members, data, &credentials, roster.until())
     });
     let lines = met.inspect_err(|error| {
         report_failure(plan, std::mem::take(&mut members), error);
@@ -69,7 +75,7 @@ pub(super) fn connect_group(
     let timeout_ms = milliseconds(until.saturating_duration_since(Instant::now()));
     let table = Table { session, timeout_ms, ranks };
     let peers = table.ranks.iter().map(Entry::info).collect();
-    let lines = plan.open_data_connections(listener, credentials, session, peers)?;
+    let lines = plan.open_data_connections(listener, credentials, session, peers, Vec::new())?;
     connect_all(plan, members, table, until)?;
     Ok(lines)
 }
@@ -82,38 +88,74 @@ pub(super) fn into_meeting(plan: &MeetingParams<'_>, lines: GroupConnections, me
     Meeting { lines, control, own_ips, bind: plan.bind.get(), job: Arc::new(Job::new(plan.thread.clone())) }
 }
 
-/// Sends the table to all ranks, and waits until all are connected.
+/// Sends the table on its way to all ranks, and waits until all are connected. Looks only at ranks that have sent something.
 fn connect_all(plan: &MeetingParams<'_>, members: &mut Members, table: Table, until: Instant) -> Result<()> {
-    send_all(plan, members, &ToMember::Table(table), false)?;
+    let failed = |reason: Errno| Error::system("waiting for the ranks", ConnectError::from(reason));
+    let mut waits = ReadySet::new().map_err(failed)?;
+    for (at, (_, wire, _)) in members.iter().enumerate() {
+        waits.insert(at, wire.stream(), PollFlags::IN).map_err(failed)?;
+    }
+    let mut costs = send_table(plan, members, table)?;
     let mut connected = vec![false; members.len()];
-    while connected.contains(&false) {
-        let fds = plan.watch(members.iter().map(|(_, wire, _)| wire.fd()));
-        let ready = wait_any(&fds, until).map_err(|reason| Error::system("waiting for the ranks", reason))?;
-        if !ready.contains(&true) {
-            let late: Vec<usize> =
-                (1..).zip(&connected).filter(|(_, done)| !**done).map(|(rank, _)| rank).collect();
-            // A rank after one that is late waits for it, so only the first of them is named.
-            let first = late.iter().copied().filter(|rank| !late.contains(&(rank - 1)));
-            // A rank that cannot connect would have reported that by now.
-            let late = plan.name(&first.collect::<Vec<_>>());
-            return Err(plan.failed(format!("all ranks are here, but nothing is heard of {late} any more")));
-        }
-        // A rank that has died explains what others report.
-        if let Some((rank, _, entry)) = members.iter().find(|(_, wire, _)| !wire.is_open()) {
-            return Err(plan.died(*rank, entry.host.as_str()));
+    let mut missing = members.len();
+    while missing > 0 {
+        let fds = plan.watch(waits.fds().map(|(fd, _)| fd));
+        let woken = wait_any(&fds, until).map_err(|reason| Error::system("waiting for the ranks", reason))?;
+        if !woken.contains(&true) {
+            return Err(plan.failed(late_description(plan, &connected)));
         }
         plan.check_parent()?;
-        for (((rank, wire, entry), connected), _) in
-            members.iter_mut().zip(&mut connected).zip(&ready).filter(|(_, ready)| **ready)
-        {
-            if *connected {
+        let ready = waits.ready().map_err(failed)?;
+        costs.wake_ups += 1;
+        costs.looks += ready.len();
+        // A rank that has died explains what others report.
+        if let Some(&at) = ready.iter().find(|at| !members[**at].1.is_open()) {
+            let (rank, _, entry) = &members[at];
+            return Err(plan.died(*rank, entry.host.as_str()));
+        }
+        for at in ready {
+            let (rank, wire, entry) = &mut members[at];
+            if connected[at] {
                 return Err(unexpected_message_error(plan, *rank, wire, entry));
             }
-            *connected = receive_connected(plan, *rank, wire, entry)?;
+            connected[at] = receive_connected(plan, *rank, wire, entry)?;
+            missing -= usize::from(connected[at]);
         }
     }
     plan.agree();
-    send_all(plan, members, &ToMember::Complete, true)
+    let complete = frame(&ToMember::Complete)?;
+    costs.bytes += complete.len() * members.len();
+    let told = members.iter_mut().try_for_each(|member| send(plan, member, &complete, true));
+    costs.log(members.len() + 1);
+    told
+}
+
+/// Describes the ranks of which nothing was heard in time. `connected`: from rank 1 on.
+fn late_description(plan: &MeetingParams<'_>, connected: &[bool]) -> String {
+    let is_late = |rank: usize| rank > 0 && !connected[rank - 1];
+    // A rank waits for the one before it and for the one that passes the table on, so only the first of those that are late is
+    // named.
+    let waits = |rank: usize| is_late(rank - 1) || is_late(tree::parent(rank, PASSES));
+    let late: Vec<usize> = (1..=connected.len()).filter(|rank| is_late(*rank) && !waits(*rank)).collect();
+    // A rank that cannot connect would have reported that by now.
+    format!("all ranks are here, but nothing is heard of {} any more", plan.name(&late))
+}
+
+/// What a meeting has cost rank 0 since all were registered.
+#[derive(Default)]
+struct Costs {
+    /// Sent to the other ranks.
+    bytes: usize,
+    wake_ups: usize,
+    /// At connections.
+    looks: usize,
+}
+
+impl Costs {
+    fn log(&self, ranks: usize) {
+        let Self { bytes, wake_ups, looks } = self;
+        tracing::debug!(ranks, bytes, wake_ups, looks, "rank 0 has brought all ranks together");
+    }
 }
 
 /// Returns true when the rank reports that it is connected.
@@ -131,17 +173,40 @@ fn receive_connected(
     }
 }
 
-/// Sends a message to all members. With `may_be_dead`, after all have met, one that is dead is no error: its loss is
-/// detected like any later one, and the others are still told.
-fn send_all(
+/// Sends the table to the ranks that get it from this one, and to the others from which rank they get it.
+fn send_table(plan: &MeetingParams<'_>, members: &mut Members, table: Table) -> Result<Costs> {
+    let (session, timeout_ms) = (table.session, table.timeout_ms);
+    let sources: Vec<(String, SocketAddr)> =
+        members.iter().map(|(_, _, entry)| (entry.host.clone(), entry.address)).collect();
+    let table = frame(&ToMember::Table(table))?;
+    let mut costs = Costs::default();
+    for member in members {
+        let message = match tree::parent(member.0, PASSES) {
+            0 => &table,
+            rank => {
+                let (host, address) = sources[rank - 1].clone();
+                &frame(&ToMember::TableAt(TableSource { session, timeout_ms, rank, host, address }))?
+            }
+        };
+        costs.bytes += message.len();
+        send(plan, member, message, false)?;
+    }
+    Ok(costs)
+}
+
+fn frame(message: &ToMember) -> Result<Vec<u8>> {
+    HandshakeStream::frame(message).map_err(|fault| Error::system("the table of ranks", fault))
+}
+
+/// Sends a message to a member. With `may_be_dead`, after all have met, one that is dead is no error: its loss is detected
+/// like any later one, and the others are still told.
+fn send(
     plan: &MeetingParams<'_>,
-    members: &mut Members,
-    message: &ToMember,
+    (rank, wire, entry): &mut (usize, HandshakeStream, Entry),
+    message: &[u8],
     may_be_dead: bool,
 ) -> Result<()> {
-    let message =
-        HandshakeStream::frame(message).map_err(|fault| Error::system("the table of ranks", fault))?;
-    members.iter_mut().try_for_each(|(rank, wire, entry)| match wire.write(&message, plan.deadline) {
+    match wire.write(message, plan.deadline) {
         Ok(()) => Ok(()),
         Err(ConnectError::Closed) if may_be_dead => Ok(()),
         Err(ConnectError::Closed) => Err(plan.died(*rank, entry.host.as_str())),
@@ -149,7 +214,7 @@ fn send_all(
             let (rank, host) = (plan.number(*rank), &entry.host);
             Err(plan.failed(format!("nothing can be sent to rank {rank} (host {host}): {fault}")))
         }
-    })
+    }
 }
 
 /// Reports to the members that there will be no group, and why.

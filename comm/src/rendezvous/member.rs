@@ -9,12 +9,14 @@ use std::time::{Duration, Instant};
 use super::machine::BuildInfo;
 use super::meeting_point::MeetingPoint;
 use super::message::{
-    Entry, Failure, HELLO_LIMIT, Hello, LIMIT, Table, ToLeader, ToMember, milliseconds, with_margin,
+    Entry, Failure, HELLO_LIMIT, Hello, LIMIT, Table, TableSource, ToLeader, ToMember, milliseconds,
+    with_margin,
 };
+use super::table::{Step, patience};
 use super::{BackOff, GroupConnections, Meeting, MeetingParams};
-use crate::connection::connect_error::ConnectError;
+use crate::connection::connect_error::{ConnectError, ConnectResult};
 use crate::connection::handshake::{Credentials, HandshakeStatus, Purpose, Verdict};
-use crate::connection::wire::{HandshakeStream, wait_any};
+use crate::connection::wire::{HandshakeStream, parse, wait_any};
 use crate::failure::control::failure_state::job::Job;
 use crate::transport::peer::PeerInfo;
 use crate::{Error, Result};
@@ -182,6 +184,23 @@ fn refused(plan: &MeetingParams<'_>, reason: String) -> Error {
     Error::Refused { rank: plan.number(plan.config.rank), address: plan.place.to_string(), reason }
 }
 
+/// How long a member waits for other members, once all are registered.
+struct Patience {
+    began: Instant,
+    /// How long rank 0 waits.
+    timeout: Duration,
+    /// The member's rank, and the number of ranks.
+    place: (usize, usize),
+    deadline: Instant,
+}
+
+impl Patience {
+    fn until(&self, step: Step) -> Instant {
+        let until = self.began.checked_add(patience(self.timeout, self.place, step));
+        until.map_or(self.deadline, |until| until.min(self.deadline))
+    }
+}
+
 /// A member's connection to rank 0.
 pub(super) struct Leader<'a> {
     pub(super) plan: &'a MeetingParams<'a>,
@@ -217,20 +236,17 @@ impl Leader<'_> {
         }
     }
 
-    /// Receives the table once all others are registered, and connects.
+    /// Gets the table once all others are registered, and connects.
     pub(super) fn conclude(mut self, listener: TcpListener, credentials: &Credentials) -> Result<Meeting> {
         let plan = self.plan;
-        let table = self.hear_table()?;
-        // This rank must report which rank it cannot reach before rank 0 has waited long enough.
-        let time_limit = with_margin(Duration::from_millis(table.timeout_ms));
-        let until =
-            Instant::now().checked_add(time_limit).map_or(plan.deadline, |until| until.min(plan.deadline));
+        let (frame, table, patience) = self.get_table(credentials)?;
         let peers = self.peers(&table)?;
         let own_ip = peers[plan.config.rank].address.ip();
-        let opened = plan.open_data_connections(listener, credentials, table.session, peers);
+        let opened = plan.open_data_connections(listener, credentials, table.session, peers, frame);
         let lines = opened.map_err(|error| self.give_up(error))?;
-        self.connect_to_previous(plan.config.rank - 1, &lines, until)?;
+        self.connect_to_previous(plan.config.rank - 1, &lines, patience.until(Step::Neighbour))?;
         self.wait_for_all()?;
+        lines.forget_table();
 
         let mut control: Vec<_> = (0..plan.config.world_size).map(|_| None).collect();
         control[0] = Some(self.wire.into_stream());
@@ -244,13 +260,64 @@ impl Leader<'_> {
         })
     }
 
-    fn hear_table(&mut self) -> Result<Table> {
-        let limit = HELLO_LIMIT * (self.plan.config.world_size + 1);
-        match self.receive(limit.max(LIMIT))? {
-            ToMember::Table(table) if table.ranks.len() == self.plan.config.world_size => Ok(table),
-            _ => Err(self
+    /// Returns the table, as it was sent and what it says, from rank 0 or from the rank that rank 0 names.
+    fn get_table(&mut self, credentials: &Credentials) -> Result<(Vec<u8>, Table, Patience)> {
+        let plan = self.plan;
+        let limit = (HELLO_LIMIT * (plan.config.world_size + 1)).max(LIMIT);
+        let (message, mut frame) = self.receive_framed(limit)?;
+        let patience = |timeout_ms| Patience {
+            began: Instant::now(),
+            timeout: Duration::from_millis(timeout_ms),
+            place: (plan.config.rank, plan.config.world_size),
+            deadline: plan.deadline,
+        };
+        let (table, patience) = match message {
+            ToMember::Table(table) => {
+                let patience = patience(table.timeout_ms);
+                (Some(table), patience)
+            }
+            ToMember::TableAt(source) => {
+                let patience = patience(source.timeout_ms);
+                let credentials = credentials.bound_to(&source.session);
+                plan.check_secret(source.address.ip())?;
+                frame = self.fetch_table(&source, &credentials, limit, patience.until(Step::Table))?;
+                let same = |table: &Table| table.session == source.session;
+                let message = parse::<ToMember>(&frame[4..]);
+                let table = message.ok().and_then(|message| match message {
+                    ToMember::Table(table) => Some(table).filter(same),
+                    _ => None,
+                });
+                (table, patience)
+            }
+            _ => (None, patience(0)),
+        };
+        match table.filter(|table| table.ranks.len() == plan.config.world_size) {
+            Some(table) => Ok((frame, table, patience)),
+            None => Err(self
                 .connection_error(ConnectError::Malformed("something else than the table of ranks".into()))),
         }
+    }
+
+    /// Fetches the table from the rank that passes it on to this one, as soon as it has it.
+    fn fetch_table(
+        &mut self,
+        source: &TableSource,
+        credentials: &Credentials,
+        limit: usize,
+        deadline: Instant,
+    ) -> Result<Vec<u8>> {
+        let (plan, leader) = (self.plan, self.wire.stream());
+        let fetch = || {
+            let until = deadline.min(Instant::now() + plan.limits.handshake);
+            let mut wire = HandshakeStream::dial(source.address, Some(leader.clone()), until)?;
+            let verdict = wire.authenticate(credentials, plan.caller(Purpose::Table), until)?;
+            match verdict.status {
+                _ if verdict.rank as usize != source.rank => Err(ConnectError::OtherRank(verdict.rank)),
+                HandshakeStatus::Admitted => wire.receive_frame(limit, deadline),
+                _ => Err(ConnectError::NotAwaited),
+            }
+        };
+        self.reach(source.rank, (&source.host, source.address), deadline, fetch)
     }
 
     /// Returns all ranks, each with an address at which this one can reach it.
@@ -274,11 +341,27 @@ impl Leader<'_> {
         lines: &GroupConnections,
         deadline: Instant,
     ) -> Result<()> {
+        let PeerInfo { host, address, .. } = lines.data_connections.peer(rank);
+        self.reach(rank, (host, *address), deadline, || lines.data_connections.dial(rank, deadline))
+    }
+
+    /// Tries to reach another rank, given by its rank, host and address, until `attempt` succeeds; meanwhile watches for
+    /// messages of rank 0.
+    fn reach<T>(
+        &mut self,
+        rank: usize,
+        (host, address): (&str, SocketAddr),
+        deadline: Instant,
+        mut attempt: impl FnMut() -> ConnectResult<T>,
+    ) -> Result<T> {
         let plan = self.plan;
         let mut back_off = BackOff::new();
         let mut last = None;
         loop {
-            let Err(fault) = lines.data_connections.dial(rank, deadline) else { return Ok(()) };
+            let fault = match attempt() {
+                Ok(reached) => return Ok(reached),
+                Err(fault) => fault,
+            };
             let fault = prefer_earlier_fault(fault, last, deadline);
             plan.check_parent().map_err(|error| self.give_up(error))?;
             // It was listening before it was in the table, so a refused connection means that it has ended.
@@ -297,9 +380,7 @@ impl Leader<'_> {
             }
             let settled = gone || fault.is_out_of_files() || matches!(fault, ConnectError::NoMemory(_));
             if settled || Instant::now() >= deadline {
-                let (own, PeerInfo { host, address, .. }) =
-                    (plan.config.rank, lines.data_connections.peer(rank));
-                let [own, rank] = [own, rank].map(|rank| plan.number(rank));
+                let [own, rank] = [plan.config.rank, rank].map(|rank| plan.number(rank));
                 let error = plan.failed(format!(
                     "rank {own} (host {}) cannot reach rank {rank} (host {host}) at {address}: {fault}",
                     plan.own.host
@@ -327,10 +408,16 @@ impl Leader<'_> {
 
     /// Receives a message of rank 0; one that ends the meeting is returned as an error.
     fn receive(&mut self, limit: usize) -> Result<ToMember> {
-        match self.wire.receive(limit, self.plan.deadline) {
-            Ok(ToMember::Failed(failure)) => Err(self.plan.failed_elsewhere(failure)),
-            Ok(ToMember::Refused(reason)) => Err(refused(self.plan, reason)),
-            Ok(message) => Ok(message),
+        self.receive_framed(limit).map(|(message, _)| message)
+    }
+
+    /// As [`Self::receive`]; returns the message also as it was sent.
+    fn receive_framed(&mut self, limit: usize) -> Result<(ToMember, Vec<u8>)> {
+        let received = self.wire.receive_frame(limit, self.plan.deadline);
+        match received.and_then(|frame| Ok((parse(&frame[4..])?, frame))) {
+            Ok((ToMember::Failed(failure), _)) => Err(self.plan.failed_elsewhere(failure)),
+            Ok((ToMember::Refused(reason), _)) => Err(refused(self.plan, reason)),
+            Ok(received) => Ok(received),
             Err(fault) => Err(self.connection_error(fault)),
         }
     }

@@ -62,6 +62,8 @@ pub(super) enum ToLeader {
 pub(super) enum ToMember {
     /// All ranks are registered.
     Table(Table),
+    /// All ranks are registered, and another one has the table for this rank.
+    TableAt(TableSource),
     /// This rank is refused; the others go on waiting without it.
     Refused(String),
     /// There will be no group.
@@ -78,6 +80,20 @@ pub(super) struct Table {
     pub(super) timeout_ms: u64,
     /// By rank.
     pub(super) ranks: Vec<Entry>,
+}
+
+/// Where a rank gets the table of ranks, if not from rank 0.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct TableSource {
+    /// As in [`Table`].
+    pub(super) session: [u8; 32],
+    /// As in [`Table`].
+    pub(super) timeout_ms: u64,
+    /// The rank that passes the table on.
+    pub(super) rank: usize,
+    pub(super) host: String,
+    /// Where it accepts data connections, and those for the table.
+    pub(super) address: SocketAddr,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

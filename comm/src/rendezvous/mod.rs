@@ -1,22 +1,25 @@
 //! Rendezvous: all ranks connect to rank 0 at the meeting point, each reports where it listens and with whom it could
-//! share memory, rank 0 answers with the table of all ranks, and each rank connects to the one before it. Further
-//! connections are made when they are needed (see [`crate::transport::tcp::connections`]).
+//! share memory, the table of all ranks goes from rank 0 to all others down a tree, and each rank connects to the one
+//! before it. Further connections are made when they are needed (see [`crate::transport::tcp::connections`]).
 //!
 //! ```text
 //! rank r                      rank 0
 //!   handshake (control)  ->
 //!   Hello                ->   waits until all are here
-//!                        <-   Table | Refused | Failed
+//!                        <-   Table | TableAt: which rank has it | Refused | Failed
+//!   handshake (table) with that rank, which sends Table
 //!   handshake (data) with rank r - 1
 //!   Connected | Failed   ->   waits until all take connections
 //!                        <-   Complete | Failed
 //! ```
 //!
+//! Rank 0 sends the table to a few ranks ([`table`]), each of which passes it on to a few others. Where a rank does not
+//! pass it on, those that wait for it report that to rank 0.
+//!
 //! All ranks connect to rank 0, which keeps these connections to see which rank dies: a star. A tree would have fewer
 //! connections at its centre, but would report a death later, through more ranks that may be dead themselves. The star
-//! scales far: 1,000 ranks in 4 processes meet in about a second on 2 cores (`MANY_RANKS=1000 cargo test --workspace
-//! --test many -- --nocapture`, 2026-11-21), each with 28 sockets after a reduction, a broadcast and a barrier; a world
-//! has at most 4,096.
+//! scales far (`MANY_RANKS=1000 cargo test --workspace --test many -- --nocapture` prints what it costs): rank 0 looks only
+//! at connections on which something has come, and its limit of open files is what bounds the number of ranks.
 
 pub(crate) mod death_announcement;
 #[cfg(any(test, fuzzing))]
@@ -34,6 +37,7 @@ pub(crate) mod preflight;
 pub(crate) mod regroup;
 mod roster;
 mod store;
+mod table;
 mod text;
 
 use std::cell::Cell;
@@ -42,9 +46,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, getrlimit};
+
 use self::meeting_point::MeetingPoint;
 use self::params::{MeetingParams, OwnInfo, own_host};
 use self::parent::Parent;
+use self::table::Entrance;
 use crate::base::members::Members;
 use crate::config::launcher_interface::inherited_listener;
 use crate::config::scheduler::check_loopback;
@@ -80,7 +87,14 @@ pub(crate) struct GroupConnections {
     /// Nonce of the group, which only its ranks know.
     pub(crate) session: [u8; 32],
     /// `None` in a group of one.
-    acceptor: Option<Acceptor>,
+    acceptor: Option<(Acceptor, Arc<Entrance>)>,
+}
+
+impl GroupConnections {
+    /// Forgets the table of ranks, which all others have by now.
+    fn forget_table(&self) {
+        self.acceptor.iter().for_each(|(_, entrance)| entrance.forget_table());
+    }
 }
 
 impl Drop for GroupConnections {
@@ -140,6 +154,9 @@ pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting>
     };
     plan.check_secret(config.bind)?;
     check_loopback(config.bind)?;
+    if config.rank == 0 {
+        check_files(config.world_size, getrlimit(Resource::Nofile).current)?;
+    }
     match config.rank {
         0 => leader::lead(&plan, listener),
         _ => member::join(&plan),
@@ -177,6 +194,25 @@ fn check_secret(config: &TcpConfig, ip: IpAddr) -> Result<()> {
         true => Ok(()),
         false => Err(Error::NoSecret { address: ip.to_string() }),
     }
+}
+
+/// Files that rank 0 has open beside its connections to the other ranks: its own, and its connections for data.
+const FILES_ASIDE: usize = 64;
+
+/// Fails for a group that is too large for rank 0 to hold a connection to every other rank, where it may have `limit` files
+/// open; None for any number.
+fn check_files(world_size: usize, limit: Option<u64>) -> Result<()> {
+    let room = usize::try_from(limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX).saturating_sub(FILES_ASIDE);
+    // A small group may do with fewer files.
+    if world_size <= room.max(FILES_ASIDE) {
+        return Ok(());
+    }
+    let help = format!(
+        "rank 0 holds a connection to every other rank, and may have only {} files open: give at most {room} ranks, or raise \
+         the limit there (ulimit -n)",
+        room + FILES_ASIDE
+    );
+    Err(Error::invalid("world size", world_size, help))
 }
 
 /// Error for two ranks that must share memory and cannot.

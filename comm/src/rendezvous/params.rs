@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,7 @@ use rustix::event::PollFlags;
 use super::meeting_point::MeetingPoint;
 use super::message::{Failure, MAX_HOST};
 use super::parent::Parent;
+use super::table::Entrance;
 use super::text::{name_ranks, sanitize};
 use super::{GroupConnections, check_secret, listen, shm_unavailable_error};
 use crate::base::members::Members;
@@ -20,6 +20,7 @@ use crate::connection::handshake::{ClientClaim, Credentials, Purpose};
 use crate::connection::obstacle::Obstacle;
 use crate::connection::poll_thread::PollThread;
 use crate::connection::stream::Stream;
+use crate::connection::wire::Stop;
 use crate::platform::host_name;
 use crate::transport::peer::PeerInfo;
 use crate::transport::shm::SharedMemory;
@@ -100,8 +101,8 @@ impl MeetingParams<'_> {
     }
 
     /// Returns the stream that becomes readable when the parent group has failed or was aborted.
-    pub(super) fn parent_ended(&self) -> Option<Arc<UnixStream>> {
-        self.parent.as_ref().map(|parent| parent.ended.clone())
+    pub(super) fn parent_ended(&self) -> Option<Arc<dyn Stop>> {
+        self.parent.as_ref().map(|parent| parent.ended.clone() as Arc<dyn Stop>)
     }
 
     /// Returns what to poll: these connections, and the end of the parent group.
@@ -123,7 +124,7 @@ impl MeetingParams<'_> {
         self.credentials.clone()
     }
 
-    /// Returns the number of ranks, which is at most 4096.
+    /// Returns the number of ranks.
     pub(super) fn world_size(&self) -> u32 {
         self.config.world_size as u32
     }
@@ -152,14 +153,15 @@ impl MeetingParams<'_> {
         }
     }
 
-    /// Accepts data connections from now on. Fails where all of them must be shared memory, and one of this rank's cannot
-    /// be.
+    /// Accepts data connections from now on, and those of ranks that fetch the table from this one (`table`: as it was
+    /// received). Fails where all data connections must be shared memory, and one of this rank's cannot be.
     pub(super) fn open_data_connections(
         &self,
         listener: TcpListener,
         credentials: &Credentials,
         session: [u8; 32],
         peers: Vec<PeerInfo>,
+        table: Vec<u8>,
     ) -> Result<GroupConnections> {
         let own = self.config.rank;
         if self.config.transport == Transport::Shm {
@@ -176,8 +178,9 @@ impl MeetingParams<'_> {
         }
         let credentials = credentials.bound_to(&session);
         let data_connections = Arc::new(DataConnections::new(self.setup(credentials, peers))?);
-        let acceptor = Acceptor::start(vec![listener], self.limits, data_connections.clone(), &self.thread)?;
-        Ok(GroupConnections { data_connections, session, acceptor: Some(acceptor) })
+        let entrance = Arc::new(Entrance::new(self, data_connections.clone(), table));
+        let acceptor = Acceptor::start(vec![listener], self.limits, entrance.clone(), &self.thread)?;
+        Ok(GroupConnections { data_connections, session, acceptor: Some((acceptor, entrance)) })
     }
 
     /// Returns the address at which other ranks reach this one: the local address of `stream`, where this rank `listens`

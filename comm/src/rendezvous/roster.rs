@@ -5,6 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::event::PollFlags;
+
 use super::MeetingParams;
 use super::machine::BuildInfo;
 use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, MAX_HOST, ToLeader, ToMember};
@@ -12,7 +14,7 @@ use crate::base::members::Members;
 use crate::connection::acceptor::ConnectionHandler;
 use crate::connection::connect_error::{ConnectError, ConnectResult};
 use crate::connection::handshake::{Admission, ClientClaim, Credentials, HandshakeStatus, Purpose, Verdict};
-use crate::connection::wire::HandshakeStream;
+use crate::connection::wire::{HandshakeStream, wait_any};
 use crate::rendezvous::text::sanitize;
 use crate::{Error, Result};
 
@@ -36,6 +38,12 @@ pub(super) struct Roster {
 struct RosterState {
     /// By rank; that of rank 0 stays empty.
     ranks: Vec<Option<RegisteredRank>>,
+    /// Number of ranks that are missing.
+    missing: usize,
+    /// When the first of the registered ranks cannot wait any longer.
+    until: Instant,
+    /// Whether there is a reason to look at the registered ranks at once.
+    look: bool,
     /// Number of connections that came without proof.
     strangers: usize,
     /// Why the last rank with a valid proof was refused.
@@ -50,7 +58,6 @@ struct RegisteredRank {
     entry: Entry,
     /// Address of the rank's host; `None` where it is this host.
     host_ip: Option<IpAddr>,
-    until: Instant,
 }
 
 impl ConnectionHandler for Roster {
@@ -70,12 +77,15 @@ impl ConnectionHandler for Roster {
 impl Roster {
     /// `host`: name of the host of rank 0. `deadline`: when the time for the meeting is over.
     pub(super) fn new(members: Members, host: String, credentials: Credentials, deadline: Instant) -> Self {
-        let ranks = members.world_ranks().iter().map(|_| None).collect();
-        let state = Mutex::new(RosterState { ranks, strangers: 0, refused: None, failure: None });
+        let ranks: Vec<_> = members.world_ranks().iter().map(|_| None).collect();
+        let (missing, until) = (ranks.len() - 1, deadline);
+        let state =
+            RosterState { ranks, missing, until, look: false, strangers: 0, refused: None, failure: None };
+        let state = Mutex::new(state);
         Self { credentials, members, host, deadline, state, changed: Condvar::new() }
     }
 
-    /// Returns the number of ranks, which is at most 4096.
+    /// Returns the number of ranks.
     fn world_size(&self) -> u32 {
         self.members.world_ranks().len() as u32
     }
@@ -171,6 +181,7 @@ impl Roster {
         if let Some(RegisteredRank { entry, wire: registered_wire, .. }) = place {
             // The registered rank has died or has given up, and this connection may be from a launcher that reports it.
             if registered_wire.as_ref().is_some_and(HandshakeStream::is_readable) {
+                state.look = true;
                 self.changed.notify_all();
                 return Err(ConnectError::NotAwaited);
             }
@@ -180,25 +191,32 @@ impl Roster {
             return Ok(Some((wire, reason)));
         }
         wire.detach();
-        *place =
-            Some(RegisteredRank { wire: Some(wire), entry, host_ip, until: Instant::now() + time_limit });
-        self.changed.notify_all();
+        // A rank that cannot listen reports why next.
+        let gives_up = entry.address.port() == 0;
+        *place = Some(RegisteredRank { wire: Some(wire), entry, host_ip });
+        state.missing -= 1;
+        state.look |= gives_up || state.missing == 0;
+        let (until, sooner) = (Instant::now() + time_limit, Instant::now() + ROUND);
+        state.until = state.until.min(until);
+        if state.look || until < sooner {
+            self.changed.notify_all();
+        }
         Ok(None)
     }
 
     /// Waits until all ranks are registered. Fails when one of them cannot wait any longer, or dies, or the parent group
-    /// has failed.
+    /// has failed. Looks at all registered ranks now and then, not at each arrival.
     pub(super) fn gather(&self, plan: &MeetingParams<'_>) -> Result<()> {
         let mut warn_at = plan.started + plan.config.slow_warning.min(plan.config.bounded_timeout());
         let mut state = self.state();
         loop {
             // Checked before anything that they report is used.
             state.check_alive(plan)?;
-            if state.missing().is_empty() {
+            if state.missing == 0 {
                 return state.check_reach(plan);
             }
             plan.check_parent()?;
-            let until = state.until(plan);
+            let until = state.until;
             let now = Instant::now();
             if now >= until {
                 return Err(plan.failed(state.missing_description(plan)));
@@ -208,13 +226,15 @@ impl Roster {
                 warn_at = now + plan.config.slow_warning.max(ROUND).min(plan.config.bounded_timeout());
             }
             let wait = ROUND.min(until - now);
-            state = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
+            let quiet = |state: &mut RosterState| !state.look && state.until == until;
+            let waited = self.changed.wait_timeout_while(state, wait, quiet);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Returns how long all registered ranks wait: they must be told before that why there is no group.
-    pub(super) fn until(&self, plan: &MeetingParams<'_>) -> Instant {
-        self.state().until(plan)
+    pub(super) fn until(&self) -> Instant {
+        self.state().until
     }
 
     /// Takes the connections of all registered ranks: rank, connection, and table entry. They stay registered.
@@ -235,16 +255,18 @@ impl RosterState {
         (1..self.ranks.len()).filter(|&rank| self.ranks[rank].is_none()).collect()
     }
 
-    fn until(&self, plan: &MeetingParams<'_>) -> Instant {
-        self.ranks.iter().flatten().map(|registered| registered.until).fold(plan.deadline, Instant::min)
-    }
-
     /// Checks the registered ranks. While they wait for the table, all they may send is that they give up, as does a rank
     /// that cannot listen.
     fn check_alive(&mut self, plan: &MeetingParams<'_>) -> Result<()> {
+        self.look = false;
+        let failed = |reason| Error::system("waiting for the ranks", reason);
+        let here: Vec<_> =
+            self.ranks.iter().flatten().filter_map(|registered| registered.wire.as_ref()).collect();
+        let polled: Vec<_> = here.iter().map(|wire| (wire.fd(), PollFlags::IN)).collect();
+        let mut ready = wait_any(&polled, Instant::now()).map_err(failed)?.into_iter();
         for (rank, registered) in self.ranks.iter_mut().enumerate() {
             let Some(RegisteredRank { wire: Some(wire), entry, .. }) = registered else { continue };
-            if entry.address.port() == 0 || wire.is_readable() {
+            if ready.next() == Some(true) || entry.address.port() == 0 {
                 return Err(unexpected_message_error(plan, rank, wire, entry));
             }
         }

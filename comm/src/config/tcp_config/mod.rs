@@ -8,8 +8,11 @@ use crate::config::scheduler::{self, SchedulerInfo, local_address_towards};
 use crate::config::variables::Variables;
 use crate::{Elastic, Error, InitMethod, Result, Secret, Tls, Transport};
 
-/// Rank 0 holds a control connection to every other rank.
-const MAX_WORLD_SIZE: usize = 4096;
+/// More than any cluster has. What bounds the number of ranks is how many files rank 0 may have open, since it holds a
+/// control connection to every other rank.
+const MAX_WORLD_SIZE: usize = 1 << 20;
+/// What regrouping sends to each rank grows with the number of ranks.
+const MAX_ELASTIC: usize = 4096;
 /// Longer than any run; keeps arithmetic with [`Instant`] within its range.
 const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -31,7 +34,8 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 pub struct TcpConfig {
     /// This process's number, from 0 to `world_size - 1`. Default 0.
     pub rank: usize,
-    /// Number of ranks, 1 to 4096. Default 1, which opens no connection at all.
+    /// Number of ranks. Default 1, which opens no connection at all. Rank 0 holds a connection to every other rank, so the
+    /// limit of its open files (`ulimit -n`) must be higher; an elastic group has at most 4096.
     pub world_size: usize,
     /// Where the ranks meet. Default `env://`.
     pub init_method: InitMethod,
@@ -222,6 +226,10 @@ impl TcpConfig {
         let Self { rank, world_size, .. } = *self;
         if world_size == 0 || world_size > MAX_WORLD_SIZE {
             return Err(Error::invalid(WORLD_SIZE, world_size, format!("give 1 to {MAX_WORLD_SIZE} ranks")));
+        }
+        if self.elastic.is_some() && world_size > MAX_ELASTIC {
+            let help = format!("a group that changes (GIRANDOLE_ELASTIC) has at most {MAX_ELASTIC} ranks");
+            return Err(Error::invalid(WORLD_SIZE, world_size, help));
         }
         let newcomer = self.elastic.as_ref().is_some_and(|elastic| elastic.newcomer);
         // Regrouping sends numbers of ranks as 32 bits.

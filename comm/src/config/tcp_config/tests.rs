@@ -111,10 +111,18 @@ fn ranks_and_sizes_that_cannot_be_are_refused() {
         let message = read(&[&GOOD[..], &[("RANK", rank), ("WORLD_SIZE", world_size)]].concat())
             .unwrap_err()
             .to_string();
-        assert!(message.contains("give 0 to 3") || message.contains("give 1 to 4096 ranks"), "{message}");
+        assert!(message.contains("give 0 to 3") || message.contains("give 1 to 1048576 ranks"), "{message}");
         let variable = if message.contains("give 0 to 3") { "RANK: got " } else { "WORLD_SIZE: got " };
         assert!(message.starts_with(variable), "{message}");
     }
+    let elastic =
+        |world_size| TcpConfig { world_size, elastic: Some(Default::default()), ..TcpConfig::default() };
+    assert!(elastic(4096).validate().is_ok());
+    let message = elastic(4097).validate().unwrap_err().to_string();
+    assert!(
+        message.ends_with("a group that changes (GIRANDOLE_ELASTIC) has at most 4096 ranks"),
+        "{message}"
+    );
     let config = TcpConfig { timeout: Duration::ZERO, ..TcpConfig::default() };
     assert!(config.validate().is_err());
     let config = TcpConfig { timeout: Duration::MAX, ..TcpConfig::default() };

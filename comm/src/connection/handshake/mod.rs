@@ -122,6 +122,8 @@ pub(crate) enum Purpose {
     Data = 2,
     /// To another rank's listener: forming a new group (see [`crate::rendezvous`]'s `regroup`).
     Regroup = 3,
+    /// To the rank that passes the table of ranks on.
+    Table = 4,
 }
 
 /// What a client claims to be.
@@ -333,6 +335,7 @@ impl<'a> Server<'a> {
             1 => Purpose::Control,
             2 => Purpose::Data,
             3 => Purpose::Regroup,
+            4 => Purpose::Table,
             _ => return Err(ConnectError::Malformed("an unknown purpose".into())),
         };
         let caller = ClientClaim { rank: number(&said[..4]), world_size: number(&said[4..8]), purpose };

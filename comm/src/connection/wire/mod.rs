@@ -2,10 +2,10 @@
 
 mod proof;
 
+use std::fmt;
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -92,12 +92,16 @@ pub(crate) fn parse<T: DeserializeOwned>(message: &[u8]) -> ConnectResult<T> {
         .map_err(|error| ConnectError::Malformed(format!("an unknown message ({error})")))
 }
 
+/// Becomes readable when waiting on a connection is cancelled.
+pub(crate) trait Stop: AsFd + fmt::Debug + Send + Sync {}
+
+impl<T: AsFd + fmt::Debug + Send + Sync> Stop for T {}
+
 /// A TCP connection that is not yet part of a group.
 #[derive(Debug)]
 pub(crate) struct HandshakeStream {
     stream: Arc<Stream>,
-    /// Becomes readable when waiting on this connection is cancelled.
-    stop: Option<Arc<UnixStream>>,
+    stop: Option<Arc<dyn Stop>>,
     /// On the listening side: how far the handshake has come.
     proof: ServerHandshake,
 }
@@ -109,7 +113,7 @@ impl From<Arc<Stream>> for HandshakeStream {
 }
 
 impl HandshakeStream {
-    pub(crate) fn new(stream: TcpStream, stop: Option<Arc<UnixStream>>) -> ConnectResult<Self> {
+    pub(crate) fn new(stream: TcpStream, stop: Option<Arc<dyn Stop>>) -> ConnectResult<Self> {
         // The error of macOS for a connection that has ended already.
         let ended = |error: &io::Error| error.raw_os_error() == Some(Errno::INVAL.raw_os_error());
         stream
@@ -134,7 +138,7 @@ impl HandshakeStream {
     /// Connects; gives up when `stop` becomes readable.
     pub(crate) fn dial(
         address: SocketAddr,
-        stop: Option<Arc<UnixStream>>,
+        stop: Option<Arc<dyn Stop>>,
         deadline: Instant,
     ) -> ConnectResult<Self> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
@@ -280,9 +284,16 @@ impl HandshakeStream {
         limit: usize,
         deadline: Instant,
     ) -> ConnectResult<T> {
-        let mut message = vec![0; message_len(self.read(deadline)?, limit)?];
-        self.fill(&mut message, deadline)?;
-        parse(&message)
+        parse(&self.receive_frame(limit, deadline)?[4..])
+    }
+
+    /// Receives a message as [`Self::receive`] does; returns it as it was sent.
+    pub(crate) fn receive_frame(&mut self, limit: usize, deadline: Instant) -> ConnectResult<Vec<u8>> {
+        let announced = self.read(deadline)?;
+        let mut frame = vec![0; 4 + message_len(announced, limit)?];
+        frame[..4].copy_from_slice(&announced);
+        self.fill(&mut frame[4..], deadline)?;
+        Ok(frame)
     }
 
     /// Returns whether something has arrived that was not read yet, the end of the connection included.
@@ -352,6 +363,11 @@ impl HandshakeStream {
             let _ = SockRef::from(self.stream.socket()).set_send_buffer_size(LOCAL_SEND_BUFFER);
         }
         self.stream
+    }
+
+    /// Returns the non-blocking stream, which this connection goes on using.
+    pub(crate) fn stream(&self) -> Arc<Stream> {
+        self.stream.clone()
     }
 
     /// Returns the non-blocking stream.

@@ -3,7 +3,6 @@
 //! However many ranks have questions, each rank is asked once what it is doing: all questions that have arrived are
 //! answered in one round, and those that arrive meanwhile in the next.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,14 +12,18 @@ use crate::base::cause::Cause;
 use crate::connection::poll_thread::Polled;
 use crate::failure::diagnosis::{Question, Status, choose_cause, may_change};
 
+use super::connections::Connections;
 use super::failure_state::{FailureState, PROBE_TIMEOUT};
 use super::wire::{ControlMessage, Wire};
+use crate::Result;
 
 /// Pause before a new round, when the answers of ranks that were just asked may soon change.
 const PAUSE: Duration = Duration::from_millis(20);
 
 pub(super) struct Coordinator {
     failure_state: Arc<FailureState>,
+    connections: Connections,
+    /// By rank.
     members: Vec<MemberControl>,
     inquiries: Vec<Inquiry>,
     round: Option<Round>,
@@ -30,8 +33,8 @@ pub(super) struct Coordinator {
 }
 
 /// Permanent state of a rank.
+#[derive(Default)]
 struct MemberControl {
-    wire: Option<Wire>,
     left: bool,
     /// Why it left, if its program has said so, or another group of the job has failed.
     because: Option<Cause>,
@@ -58,8 +61,7 @@ struct Round {
 
 impl Polled for Coordinator {
     fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
-        let wires = self.members.iter().filter_map(|member| member.wire.as_ref());
-        fds.extend(wires.map(|wire| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())));
+        self.connections.watch(fds);
     }
 
     fn due(&self) -> Option<Instant> {
@@ -72,7 +74,7 @@ impl Polled for Coordinator {
             if closing.goodbye {
                 let progress = self.failure_state.progress();
                 let because = self.failure_state.reason_to_leave();
-                self.send_all(&ControlMessage::Goodbye { progress, because });
+                self.connections.write_all(&ControlMessage::Goodbye { progress, because });
             }
             return false;
         }
@@ -80,20 +82,23 @@ impl Polled for Coordinator {
         for (id, question) in self.failure_state.take_questions() {
             self.inquire(0, id, question);
         }
-        let live = (0..self.members.len()).filter(|rank| self.members[*rank].wire.is_some());
-        let spoke: Vec<usize> = live.zip(ready).filter(|(_, ready)| **ready).map(|(rank, _)| rank).collect();
-        spoke.into_iter().for_each(|rank| self.listen(rank));
+        if ready.contains(&true) {
+            self.connections.ready().into_iter().for_each(|rank| self.listen(rank));
+        }
         self.advance();
         true
     }
 }
 
 impl Coordinator {
-    pub(super) fn new(failure_state: Arc<FailureState>, wires: Vec<Option<Wire>>) -> Self {
-        let member = |wire| MemberControl { wire, left: false, because: None, asked: None };
-        let members = wires.into_iter().map(member).collect();
+    /// # Errors
+    /// If the system lacks the resources to watch the connections.
+    pub(super) fn new(failure_state: Arc<FailureState>, wires: Vec<Option<Wire>>) -> Result<Self> {
+        let members = wires.iter().map(|_| MemberControl::default()).collect();
+        let connections = Connections::new(wires)?;
         let not_before = Instant::now();
-        Self { failure_state, members, inquiries: Vec::new(), round: None, rounds: 0, not_before }
+        let (inquiries, round, rounds) = (Vec::new(), None, 0);
+        Ok(Self { failure_state, connections, members, inquiries, round, rounds, not_before })
     }
 
     /// Returns when to wake even if no message arrives.
@@ -110,14 +115,13 @@ impl Coordinator {
 
     /// Returns, for each rank that still owes an answer, when it was asked.
     fn awaited(&self, round: &Round) -> impl Iterator<Item = Instant> {
-        let members = self.members.iter().zip(&round.statuses);
-        let owing = members.filter(|(member, said)| member.wire.is_some() && said.is_none());
-        owing.filter_map(|(member, _)| member.asked)
+        let members = self.members.iter().zip(&round.statuses).enumerate();
+        let owing = members.filter(|(rank, (_, said))| said.is_none() && self.connections.is_open(*rank));
+        owing.filter_map(|(_, (member, _))| member.asked)
     }
 
     fn listen(&mut self, rank: usize) {
-        let Some(wire) = &mut self.members[rank].wire else { return };
-        let (messages, ended) = wire.read();
+        let Some((messages, ended)) = self.connections.read(rank) else { return };
         let mut gone = ended.is_err();
         for message in messages {
             match message {
@@ -136,7 +140,7 @@ impl Coordinator {
             }
         }
         if gone {
-            self.members[rank].wire = None;
+            self.connections.close(rank);
             if !self.members[rank].left {
                 self.fail_group(Cause::Died { rank });
             }
@@ -151,12 +155,19 @@ impl Coordinator {
     /// Receives a rank's report, for this round or, if it is late, for an earlier one. A late rank is asked again for
     /// this round.
     fn receive_report(&mut self, rank: usize, number: u64, status: Status) {
-        let MemberControl { wire, asked, .. } = &mut self.members[rank];
-        *asked = None;
+        self.members[rank].asked = None;
         match &mut self.round {
             Some(round) if round.number == number => round.statuses[rank] = Some(status),
-            Some(Round { number, .. }) => ask(wire.as_mut(), asked, *number),
+            Some(_) => self.ask(rank),
             None => {}
+        }
+    }
+
+    /// Asks one rank for this round, which then owes an answer.
+    fn ask(&mut self, rank: usize) {
+        if self.connections.is_open(rank) {
+            self.connections.write(rank, &ControlMessage::Probe { inquiry: self.rounds });
+            self.members[rank].asked = Some(Instant::now());
         }
     }
 
@@ -166,11 +177,9 @@ impl Coordinator {
         let statuses = self.members.iter().map(|_| None).collect();
         self.round = Some(Round { number: self.rounds, statuses });
         self.inquiries.iter_mut().for_each(|inquiry| inquiry.in_round = true);
-        for MemberControl { wire, asked, .. } in &mut self.members {
-            if asked.is_none() {
-                ask(wire.as_mut(), asked, self.rounds);
-            }
-        }
+        let free = |rank: &usize| self.members[*rank].asked.is_none();
+        let free: Vec<usize> = (0..self.members.len()).filter(free).collect();
+        free.into_iter().for_each(|rank| self.ask(rank));
     }
 
     /// Judges when all ranks have answered or their time is over, and begins a new round if there are questions.
@@ -223,7 +232,7 @@ impl Coordinator {
             _ if rank == 0 => Status::Active(self.failure_state.activity()),
             _ if self.members[rank].left => Status::Left,
             Some(status) => status.clone(),
-            None if self.members[rank].wire.is_some() => Status::Silent,
+            None if self.connections.is_open(rank) => Status::Silent,
             None => Status::Died,
         }
     }
@@ -240,10 +249,9 @@ impl Coordinator {
     }
 
     fn answer(&mut self, asker: usize, id: u64, cause: Option<Cause>) {
-        match &mut self.members[asker].wire {
-            _ if asker == 0 => self.failure_state.answer(id, cause),
-            Some(wire) => wire.write(&ControlMessage::Answer { id, cause }),
-            None => {}
+        match asker {
+            0 => self.failure_state.answer(id, cause),
+            _ => self.connections.write(asker, &ControlMessage::Answer { id, cause }),
         }
     }
 
@@ -253,29 +261,16 @@ impl Coordinator {
             return;
         }
         // The other ranks first: once this rank knows, its process may end, and would appear to be the cause.
-        self.send_all(&ControlMessage::Verdict(cause.clone()));
+        self.connections.write_all(&ControlMessage::Verdict(cause.clone()));
         self.failure_state.fail(cause);
-    }
-
-    fn send_all(&mut self, message: &ControlMessage) {
-        self.members
-            .iter_mut()
-            .filter_map(|member| member.wire.as_mut())
-            .for_each(|wire| wire.write(message));
-    }
-}
-
-/// Asks one rank, which then owes an answer.
-fn ask(wire: Option<&mut Wire>, asked: &mut Option<Instant>, number: u64) {
-    if let Some(wire) = wire {
-        wire.write(&ControlMessage::Probe { inquiry: number });
-        *asked = Some(Instant::now());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, TcpStream};
+
+    use std::os::fd::AsFd;
 
     use rustix::event::{PollFlags, poll};
 
@@ -327,7 +322,7 @@ mod tests {
         let failure_state = office(2);
         let [here, mut there] = pair();
         let cause = Cause::Left { rank: 9 };
-        let coordinator = Coordinator::new(failure_state.clone(), vec![None, Some(here)]);
+        let coordinator = Coordinator::new(failure_state.clone(), vec![None, Some(here)]).unwrap();
         let served = failure_state.job().thread().serve(Box::new(coordinator)).unwrap();
         there.write(&ControlMessage::Ask {
             id: 1,
@@ -343,7 +338,7 @@ mod tests {
     #[test]
     fn that_others_go_too_does_not_keep_rank_0_from_saying_that_one_has_died() {
         let failure_state = office(3);
-        let mut center = Coordinator::new(failure_state.clone(), (0..3).map(|_| None).collect());
+        let mut center = Coordinator::new(failure_state.clone(), (0..3).map(|_| None).collect()).unwrap();
         center.fail_group(Cause::Died { rank: 1 });
         center.fail_group(Cause::Died { rank: 2 });
         assert!(failure_state.death_log_at().is_some());
@@ -368,7 +363,7 @@ mod tests {
         assert!(failure_state.failure().is_some());
         healthy.on_program_call();
         failure_state.close(true);
-        let mut coordinator = Coordinator::new(failure_state, vec![None, Some(here), None]);
+        let mut coordinator = Coordinator::new(failure_state, vec![None, Some(here), None]).unwrap();
         assert!(!coordinator.act(&[]));
         let (messages, _) = there.read();
         let because = Some(Cause::program(0, "the disk is full"));

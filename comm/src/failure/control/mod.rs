@@ -11,6 +11,7 @@
 //! end of such a chain, so it is asked first at a time-out. A group that is closed because another one has failed sends
 //! that cause with its goodbye: the ranks left in it report that cause, not the rank before them in the chain.
 
+mod connections;
 mod coordinator;
 pub(crate) mod failure_state;
 #[cfg(any(test, fuzzing))]
@@ -33,7 +34,7 @@ pub(crate) fn serve(
     let wires: Vec<Option<wire::Wire>> = connections.into_iter().map(|c| c.map(wire::Wire::new)).collect();
     let job = failure_state.job().clone();
     let polled: Box<dyn Polled> = match failure_state.rank() {
-        0 => Box::new(coordinator::Coordinator::new(failure_state, wires)),
+        0 => Box::new(coordinator::Coordinator::new(failure_state, wires)?),
         _ => Box::new(member::Member::new(failure_state, wires.into_iter().flatten().next())),
     };
     job.thread().serve(polled)

@@ -87,6 +87,10 @@ impl Wire {
         &self.stream
     }
 
+    pub(super) fn shared_stream(&self) -> Arc<Stream> {
+        self.stream.clone()
+    }
+
     /// The events to poll for before the next [`Wire::read`].
     pub(super) fn events(&self) -> PollFlags {
         if self.outbox.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }

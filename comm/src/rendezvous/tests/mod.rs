@@ -8,6 +8,7 @@ mod misfits;
 mod silent;
 mod strangers;
 mod tls;
+mod tree;
 mod turns;
 
 use std::fs;
