@@ -3,6 +3,7 @@
 //! A schedule is the part of one rank; those of all ranks match. They are computed by the pure functions of
 //! [`crate::algorithm`], and run by one executor over any transport.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// What to do with received elements.
@@ -173,15 +174,11 @@ impl Schedule {
         self
     }
 
-    /// Returns the ranks it exchanges data with, each once, in the order of first contact.
+    /// Returns the ranks it exchanges data with, each once, in order.
     pub(crate) fn peers(&self) -> Vec<usize> {
-        let mut peers = Vec::new();
-        for (peer, _) in self.transfers().filter_map(Transfer::peer) {
-            if !peers.contains(&peer) {
-                peers.push(peer);
-            }
-        }
-        peers
+        let peers: BTreeSet<usize> =
+            self.transfers().filter_map(Transfer::peer).map(|(peer, _)| peer).collect();
+        peers.into_iter().collect()
     }
 
     /// Returns the number of elements that this rank sends in all.

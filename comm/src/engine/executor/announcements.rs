@@ -7,7 +7,7 @@ use crate::base::last_message::LastMessage;
 use crate::failure::diagnosis::Question;
 use crate::transport::links::Links;
 
-use super::{Peer, ScheduleExecutor, Task};
+use super::{Peer, ScheduleExecutor, Task, find_mut};
 
 impl<L: Links> ScheduleExecutor<L> {
     /// Sets up the announcements of a call. They are sent in both directions between any two ranks that exchange
@@ -24,14 +24,15 @@ impl<L: Links> ScheduleExecutor<L> {
                 None => task.fingerprint,
             };
             let (mine, announcement) = (fingerprint.encode(), [0; fingerprint::LEN]);
-            Peer { rank, fingerprint, mine, sent: 0, announcement, received: 0 }
+            let (sending, receiving) = (false, false);
+            Peer { rank, fingerprint, mine, sent: 0, announcement, received: 0, sending, receiving }
         }));
     }
 
     /// Reads a peer's announcement, which precedes its data. Returns `None` while it is incomplete, `Some(true)` when
     /// this call has completed it, `Some(false)` if it was complete before.
     pub(super) fn read_announcement(&mut self, from: usize) -> Result<Option<bool>> {
-        let Some(peer) = self.call.peers.iter_mut().find(|peer| peer.rank == from) else {
+        let Some(peer) = find_mut(&mut self.call.peers, from) else {
             return Ok(Some(false));
         };
         if peer.received == fingerprint::LEN {

@@ -1,6 +1,6 @@
 //! Point-to-point messages, several at a time.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::engine::memory::Memory;
 use crate::transport::links::Links;
 use crate::{ReduceOp, Result};
 
-use super::{Peer, Receiving, ScheduleExecutor, Sending};
+use super::{Peer, Receiving, ScheduleExecutor, Sending, find, find_mut};
 
 /// How long a rank whose group has failed continues to send messages that it has begun.
 const LAST_SENDS: Duration = Duration::from_millis(200);
@@ -67,13 +67,15 @@ impl<L: Links> ScheduleExecutor<L> {
         self.call.peers.clear();
         self.call.op = ReduceOp::Sum;
         self.call.fingerprint = first;
+        let peers: BTreeMap<_, _> =
+            messages.iter().map(|message| (message.peer, message.fingerprint)).collect();
+        self.call.peers.extend(peers.into_iter().map(|(rank, fingerprint)| Peer::silent(rank, fingerprint)));
         let mut queues: Vec<MessageQueue> = Vec::new();
+        let mut places: HashMap<(usize, bool), usize> = HashMap::new();
         for message in messages {
             let (peer, outgoing) = (message.peer, message.outgoing);
-            if !self.call.peers.iter().any(|known| known.rank == peer) {
-                self.call.peers.push(Peer::silent(peer, message.fingerprint));
-            }
-            match queues.iter_mut().find(|queue| queue.peer == peer && queue.outgoing == outgoing) {
+            let place = *places.entry((peer, outgoing)).or_insert(queues.len());
+            match queues.get_mut(place) {
                 Some(queue) => queue.waiting.push_back(message),
                 None => queues.push(MessageQueue { peer, outgoing, waiting: [message].into(), busy: false }),
             }
@@ -108,7 +110,7 @@ impl<L: Links> ScheduleExecutor<L> {
     }
 
     fn is_cut_off(&self, to: usize) -> bool {
-        let Some(peer) = self.call.peers.iter().find(|peer| peer.rank == to) else { return false };
+        let Some(peer) = find(&self.call.peers, to) else { return false };
         let left = self.sends.iter().any(|send| send.to == to && send.at < send.end);
         peer.sent > 0
             && (peer.sent < fingerprint::LEN || left)
@@ -118,14 +120,26 @@ impl<L: Links> ScheduleExecutor<L> {
     /// Removes finished messages and begins the next one of each queue. Returns whether one was begun.
     pub(super) fn begin_next(&mut self, queues: &mut Vec<MessageQueue>) -> bool {
         let mut began = false;
+        let peers = &mut self.call.peers;
+        // One message in each direction at a time.
+        self.sends.retain(|send| {
+            let Some(peer) = find_mut(peers, send.to) else { return false };
+            peer.sending = peer.sent < fingerprint::LEN || send.at < send.end;
+            peer.sending
+        });
+        self.receives.retain(|receive| {
+            let Some(peer) = find_mut(peers, receive.from) else { return false };
+            peer.receiving = peer.received < fingerprint::LEN || receive.got < receive.len;
+            peer.receiving
+        });
         for queue in queues.iter_mut() {
-            if queue.busy && self.is_done(queue) {
+            let peer = find_mut(peers, queue.peer);
+            let in_transfer =
+                peer.as_ref().is_some_and(|peer| if queue.outgoing { peer.sending } else { peer.receiving });
+            if queue.busy && !in_transfer {
                 queue.busy = false;
                 queue.waiting.pop_front();
-                self.sends.retain(|send| !queue.outgoing || send.to != queue.peer);
-                self.receives.retain(|receive| queue.outgoing || receive.from != queue.peer);
             }
-            let peer = self.call.peers.iter_mut().find(|peer| peer.rank == queue.peer);
             if let (false, Some(message), Some(peer)) = (queue.busy, queue.waiting.front(), peer) {
                 (queue.busy, began) = (true, true);
                 let range = message.range.clone();
@@ -144,17 +158,6 @@ impl<L: Links> ScheduleExecutor<L> {
         }
         began
     }
-
-    fn is_done(&self, queue: &MessageQueue) -> bool {
-        let Some(peer) = self.call.peers.iter().find(|peer| peer.rank == queue.peer) else { return true };
-        if queue.outgoing {
-            let send = self.sends.iter().find(|send| send.to == queue.peer);
-            peer.sent == fingerprint::LEN && send.is_none_or(|send| send.at == send.end)
-        } else {
-            let receive = self.receives.iter().find(|receive| receive.from == queue.peer);
-            peer.received == fingerprint::LEN && receive.is_none_or(|receive| receive.got == receive.len)
-        }
-    }
 }
 
 impl Peer {
@@ -162,6 +165,6 @@ impl Peer {
     fn silent(rank: usize, fingerprint: Fingerprint) -> Self {
         let (sent, received) = (fingerprint::LEN, fingerprint::LEN);
         let (mine, announcement) = (fingerprint.encode(), [0; fingerprint::LEN]);
-        Self { rank, fingerprint, mine, sent, announcement, received }
+        Self { rank, fingerprint, mine, sent, announcement, received, sending: false, receiving: false }
     }
 }

@@ -64,6 +64,7 @@ struct RunningCall {
     op: ReduceOp,
     dtype: DType,
     world_size: usize,
+    /// In the order of their ranks.
     peers: Vec<Peer>,
 }
 
@@ -76,6 +77,19 @@ struct Peer {
     sent: usize,
     announcement: [u8; fingerprint::LEN],
     received: usize,
+    /// Whether something is sent to it now, and received from it, beside the announcement.
+    sending: bool,
+    receiving: bool,
+}
+
+/// Returns the peer of this rank.
+fn find(peers: &[Peer], rank: usize) -> Option<&Peer> {
+    peers.binary_search_by_key(&rank, |peer| peer.rank).ok().map(|at| &peers[at])
+}
+
+/// Returns the peer of this rank.
+fn find_mut(peers: &mut [Peer], rank: usize) -> Option<&mut Peer> {
+    peers.binary_search_by_key(&rank, |peer| peer.rank).ok().map(|at| &mut peers[at])
 }
 
 struct Sending {
@@ -209,11 +223,11 @@ impl<L: Links> ScheduleExecutor<L> {
         }
         if first {
             // Announce the call at once to peers that are sent no data in this step.
-            for peer in self.call.peers.iter().filter(|peer| peer.sent == 0) {
-                if !self.sends.iter().any(|send| send.to == peer.rank) {
-                    self.sends.push(Sending { to: peer.rank, at: 0, end: 0 });
-                }
+            for send in &self.sends {
+                find_mut(&mut self.call.peers, send.to).into_iter().for_each(|peer| peer.sending = true);
             }
+            let silent = self.call.peers.iter().filter(|peer| peer.sent == 0 && !peer.sending);
+            self.sends.extend(silent.map(|peer| Sending { to: peer.rank, at: 0, end: 0 }));
         }
         Ok(())
     }
@@ -238,7 +252,7 @@ impl<L: Links> ScheduleExecutor<L> {
     fn send_some(&mut self, memory: &Memory<'_>) -> Result<bool> {
         let mut moved = false;
         for send in &mut self.sends {
-            let Some(peer) = self.call.peers.iter_mut().find(|peer| peer.rank == send.to) else { continue };
+            let Some(peer) = find_mut(&mut self.call.peers, send.to) else { continue };
             let head = &peer.mine[peer.sent..];
             if head.is_empty() && send.at == send.end {
                 continue;
@@ -342,7 +356,7 @@ impl<L: Links> ScheduleExecutor<L> {
     fn stream_ended(&mut self, peer: usize) -> Error {
         let (mut said, mut received) = ([0; fingerprint::LEN], 0);
         if !self.links.has_separate_control_channel(peer)
-            && let Some(known) = self.call.peers.iter().find(|known| known.rank == peer)
+            && let Some(known) = find(&self.call.peers, peer)
             && known.received < fingerprint::LEN
         {
             (said, received) = (known.announcement, known.received);

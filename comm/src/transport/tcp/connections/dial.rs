@@ -21,7 +21,6 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(1
 
 /// A connection that this rank needs and does not have.
 pub(super) struct ConnectionRequest {
-    pub(super) peer: usize,
     /// When to try next.
     due: Instant,
     pause: Duration,
@@ -40,11 +39,11 @@ impl DataConnections {
         mut state: MutexGuard<'_, ConnectionTable>,
         peer: usize,
     ) -> Result<(), OpenError> {
-        if let Some(wish) = state.wishes.iter().find(|wish| wish.peer == peer) {
+        if let Some(wish) = state.wishes.get(&peer) {
             return wish.failure.clone().map_or(Ok(()), Err);
         }
         let (due, pause) = (Instant::now(), PAUSES[0]);
-        state.wishes.push(ConnectionRequest { peer, due, pause, strange: 0, trouble: None, failure: None });
+        state.wishes.insert(peer, ConnectionRequest { due, pause, strange: 0, trouble: None, failure: None });
         if state.dialing {
             drop(state);
             self.changed.notify_all();
@@ -62,7 +61,7 @@ impl DataConnections {
     /// Returns why the connection to a peer is not there yet: the error of the last try.
     pub(crate) fn last_error(&self, peer: usize) -> String {
         let state = self.state();
-        let wish = state.wishes.iter().find(|wish| wish.peer == peer);
+        let wish = state.wishes.get(&peer);
         let trouble = wish.and_then(|wish| wish.trouble.clone());
         trouble.unwrap_or_else(|| self.reason(peer, &ConnectError::TimedOut))
     }
@@ -85,20 +84,20 @@ impl DataConnections {
         let mut state = self.state();
         loop {
             let ConnectionTable { wishes, lines, closed, .. } = &mut *state;
-            wishes.retain(|wish| !matches!(lines[wish.peer], ConnectionState::Open { .. }));
-            let mut open = wishes.iter().filter(|wish| wish.failure.is_none()).peekable();
+            wishes.retain(|peer, _| !matches!(lines[*peer], ConnectionState::Open { .. }));
+            let mut open = wishes.iter().filter(|(_, wish)| wish.failure.is_none()).peekable();
             if *closed || open.peek().is_none() {
                 state.dialing = false;
                 return None;
             }
             // Where an attempt is already under way, its outcome must be awaited.
             let next = open
-                .filter(|wish| matches!(lines[wish.peer], ConnectionState::Idle))
-                .min_by_key(|wish| wish.due);
+                .filter(|(peer, _)| matches!(lines[**peer], ConnectionState::Idle))
+                .min_by_key(|(_, wish)| wish.due);
             let now = Instant::now();
             let wait = match next {
-                Some(wish) if wish.due <= now => return Some(wish.peer),
-                Some(wish) => wish.due - now,
+                Some((peer, wish)) if wish.due <= now => return Some(*peer),
+                Some((_, wish)) => wish.due - now,
                 None => self.setup.timeout,
             };
             state = self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
@@ -110,7 +109,7 @@ impl DataConnections {
         let reason = self.reason(peer, fault);
         let mut state = self.state();
         let ConnectionTable { wishes, lines, .. } = &mut *state;
-        let Some(wish) = wishes.iter_mut().find(|wish| wish.peer == peer) else { return };
+        let Some(wish) = wishes.get_mut(&peer) else { return };
         let is_strange = matches!(
             fault,
             ConnectError::NotOurs

@@ -19,6 +19,7 @@ mod answer;
 mod dial;
 mod stalled;
 
+use std::collections::BTreeMap;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -68,8 +69,8 @@ pub(crate) struct DataConnections {
 struct ConnectionTable {
     /// By rank.
     lines: Vec<ConnectionState>,
-    /// Connections that this rank needs and does not have.
-    wishes: Vec<ConnectionRequest>,
+    /// Connections that this rank needs and does not have, by peer.
+    wishes: BTreeMap<usize, ConnectionRequest>,
     /// The thread that makes them; `dialing` is true until it has found nothing more to do.
     dialer: Option<JoinHandle<()>>,
     dialing: bool,
@@ -114,7 +115,7 @@ impl DataConnections {
             .map_err(|reason| Error::system("making a socket pair", ConnectError::from(reason)))?;
         let state = ConnectionTable {
             lines: setup.peers.iter().map(|_| ConnectionState::Idle).collect(),
-            wishes: Vec::new(),
+            wishes: BTreeMap::new(),
             dialer: None,
             dialing: false,
             closed: false,
@@ -159,7 +160,7 @@ impl DataConnections {
             Some(ConnectionState::Open { stream, fresh }) => {
                 let pair = fresh.take().ok_or(OpenError::Closed)?;
                 let connection = (stream.clone(), pair);
-                state.wishes.retain(|wish| wish.peer != peer);
+                state.wishes.remove(&peer);
                 Ok(Some(connection))
             }
             Some(_) => self.request(state, peer).map(|()| None),
@@ -306,7 +307,7 @@ impl ConnectionTable {
     }
 
     fn is_settled(&self, peer: usize) -> bool {
-        let failed = self.wishes.iter().any(|wish| wish.peer == peer && wish.failure.is_some());
+        let failed = self.wishes.get(&peer).is_some_and(|wish| wish.failure.is_some());
         failed || matches!(self.lines.get(peer), Some(ConnectionState::Open { .. }))
     }
 }
