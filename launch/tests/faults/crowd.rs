@@ -21,7 +21,7 @@ use crate::strangers::{ports, waiting};
 const MEMORY_KIB: u64 = 4 * 1024;
 /// Maximum number of connections that one attacker holds at a time.
 const HELD: usize = 500;
-const OPENING: &[u8] = b"girandle\x05\0................................";
+const OPENING: &[u8] = b"girandle\x06\0................................";
 
 fn strangers() -> usize {
     std::env::var("STRANGERS").map_or(1_500, |count| count.parse().unwrap())

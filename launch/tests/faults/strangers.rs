@@ -86,7 +86,7 @@ fn that_talk_rubbish() {
     let http = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec();
     let magic_only = b"girandle".to_vec();
     let another_version = [&b"girandle\xff\xff"[..], &[7; 32]].concat();
-    let no_proof = [&b"girandle\x05\x00"[..], &[7; 32], &[0; 41]].concat();
+    let no_proof = [&b"girandle\x06\x00"[..], &[7; 32], &[0; 41]].concat();
     let long = vec![0xff; 1 << 20];
     let rubbish = [http, magic_only, another_version, no_proof, long];
     visit(true, |_, ports| {
