@@ -178,7 +178,12 @@ impl MeetingParams<'_> {
         }
         let credentials = credentials.bound_to(&session);
         let data_connections = Arc::new(DataConnections::new(self.setup(credentials, peers))?);
-        let entrance = Arc::new(Entrance::new(self, data_connections.clone(), table));
+        let entrance = Arc::new(Entrance::new(
+            self.caller(Purpose::Table),
+            data_connections.clone(),
+            table,
+            self.deadline,
+        ));
         let acceptor = Acceptor::start(vec![listener], self.limits, entrance.clone(), &self.thread)?;
         Ok(GroupConnections { data_connections, session, acceptor: Some((acceptor, entrance)) })
     }

@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::MeetingParams;
 use super::message::with_margin;
 use crate::base::lock::lock;
 use crate::base::tree;
@@ -28,16 +27,18 @@ pub(super) struct Entrance {
 }
 
 impl Entrance {
-    /// `table`: the message with the table, as it was received.
+    /// `own`: this rank's claim. `table`: the message with the table, as it was received. `deadline`: when the time for the meeting
+    /// is over.
     pub(super) fn new(
-        plan: &MeetingParams<'_>,
+        own: ClientClaim,
         data_connections: Arc<DataConnections>,
         table: Vec<u8>,
+        deadline: Instant,
     ) -> Self {
-        let config = plan.config;
-        let passes = config.rank > 0 && !tree::children(config.rank, config.world_size, PASSES).is_empty();
+        let (rank, world_size) = (own.rank as usize, own.world_size as usize);
+        let passes = rank > 0 && !tree::children(rank, world_size, PASSES).is_empty();
         let table = Mutex::new(passes.then(|| Arc::new(table)));
-        Self { data_connections, own: plan.caller(Purpose::Table), table, deadline: plan.deadline }
+        Self { data_connections, own, table, deadline }
     }
 
     pub(super) fn forget_table(&self) {
