@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use models::tokens::{ChatTemplate, Data, DataConfig, Piece, TextEncoder, TextSource, TokenWriter};
+use models::tokens::{ChatTemplate, Data, DataConfig, Piece, TextEncoder, TextSource, TokenWriter, TooLong};
 use models::{LabelsConfig, Problem, Tokenizer};
 use parquet::basic::Compression;
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
@@ -195,6 +195,7 @@ fn labels_are_those_of_json_lines() {
             length: Some(8),
             is_padded: true,
             labels: Some(&labels),
+            too_long: TooLong::Truncate,
             ..DataConfig::default()
         };
         Data::open(&[path(name).display().to_string().parse().unwrap()], &config).unwrap().fingerprint()
