@@ -15,8 +15,8 @@ use girandole::pipeline::ScheduleKind;
 use girandole::{DistributedModel, Layout, Recompute};
 
 const STEPS: usize = 20;
-/// Where something is changed that every step has.
-const FEW_STEPS: usize = 5;
+/// Where something is changed that every step has: a first step, one with what the first has left behind, and one more.
+const FEW_STEPS: usize = 3;
 
 pub(crate) struct Trained {
     pub(crate) losses: Vec<f64>,
