@@ -15,6 +15,7 @@ chapters! {
     Models: "book/src/models.md",
     Language: "book/src/language.md",
     Preferences: "book/src/preferences.md",
+    FineTuning: "book/src/fine-tuning.md",
     AnyLayout: "book/src/any-layout.md",
     Experiments: "book/src/experiments.md",
     Layout: "book/src/layout.md",

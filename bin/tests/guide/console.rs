@@ -1,5 +1,6 @@
-//! Commands in the guide: those in `console,run` blocks are run, and their output must contain the lines of the
-//! `text,part` block below, in order. All other commands must only use options that exist.
+//! Commands in the guide: those in `console,run` blocks are run, each in a folder of its own, those in `console,next` blocks in that
+//! of the block before, and their output must contain the lines of the `text,part` block below, in order. All other commands must
+//! only use options that exist.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,9 +14,15 @@ fn commands_print_what_the_pages_say() {
     let mut runs = 0;
     for page in all() {
         let blocks = page.blocks();
-        for (place, block) in blocks.iter().enumerate().filter(|(_, block)| block.info == "console,run") {
+        let mut folder = Folder::new();
+        for (place, block) in blocks.iter().enumerate() {
+            match block.info.as_str() {
+                "console,run" => folder = Folder::new(),
+                "console,next" => {}
+                _ => continue,
+            }
             runs += 1;
-            let output = run(&block.code);
+            let output = run(&block.code, &folder);
             let Some(expected) = blocks.get(place + 1).filter(|block| block.info == "text,part") else {
                 continue;
             };
@@ -34,9 +41,8 @@ fn commands_print_what_the_pages_say() {
     assert!(runs >= 7, "{runs} blocks");
 }
 
-/// Runs shell commands in a folder of their own; returns standard output.
-fn run(commands: &str) -> String {
-    let folder = Folder::new();
+/// Runs shell commands in a folder; returns standard output.
+fn run(commands: &str, folder: &Folder) -> String {
     let program = Path::new(env!("CARGO_BIN_EXE_girandole")).parent().unwrap();
     let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
     let mut shell = Command::new("sh");
