@@ -1,6 +1,7 @@
 //! Names of parameters, their layout in files, and their initialization.
 
 use candle_nn::Init;
+use ops::quantized::Format;
 
 use crate::{Family, ModelConfig};
 
@@ -112,8 +113,16 @@ pub(crate) fn init(config: &ModelConfig, name: &str, dims: &[usize]) -> Init {
     Init::Randn { mean: 0.0, stdev }
 }
 
-/// Part of the names of a linear layer's weight in 4 bits, appended to the layer's name: `weight`, its blocks, and `scales`.
-pub(crate) const IN_4_BITS: &str = "nf4";
+/// Part of the names of a linear layer's weight in few bits, appended to the layer's name: `weight`, its blocks, and `scales`.
+pub(crate) fn quantized(format: Format) -> &'static str {
+    match format {
+        Format::Nf4 => "nf4",
+        _ => "int8",
+    }
+}
+
+/// Formats of weights in few bits.
+pub(crate) const FORMATS: [Format; 2] = [Format::Nf4, Format::Int8];
 
 /// Names of the two matrices of an adapter, appended to the layer's name.
 pub(crate) const ADAPTER: [&str; 2] = ["lora_A", "lora_B"];
@@ -121,10 +130,20 @@ pub(crate) const ADAPTER: [&str; 2] = ["lora_A", "lora_B"];
 /// Name of the magnitudes of an adapter with weight decomposition (DoRA), appended to the layer's name.
 pub(crate) const MAGNITUDE: &str = "lora_magnitude_vector";
 
-/// Initialization of magnitudes that are the norms of the rows of the layer's weight, or of its weight as 4 bits hold it. candle's
+/// Initialization of magnitudes that are the norms of the rows of the layer's weight, or of its weight as few bits hold it. candle's
 /// `Init` has no such thing: a source of weights that does not know these gives numbers that no model can compute with.
-pub(crate) fn magnitude_init(is_in_4_bits: bool) -> Init {
-    Init::Const(if is_in_4_bits { f64::INFINITY } else { f64::NAN })
+pub(crate) fn magnitude_init(format: Option<Format>) -> Init {
+    Init::Const(match format {
+        None => f64::NAN,
+        Some(Format::Nf4) => f64::INFINITY,
+        Some(_) => f64::NEG_INFINITY,
+    })
+}
+
+/// The inverse of [`magnitude_init`].
+pub(crate) fn format_of_magnitudes(init: Init) -> Option<Format> {
+    let number = |init: Init| if let Init::Const(number) = init { number } else { f64::NAN };
+    FORMATS.into_iter().find(|format| number(magnitude_init(Some(*format))) == number(init))
 }
 
 /// Whether a parameter belongs to an adapter.

@@ -1,21 +1,21 @@
-//! Weights that are read in 4 bits: each is read whole, quantized, and only then divided over ranks.
+//! Weights that are read in few bits: each is read whole, quantized, and only then divided over ranks.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use candle_core::{Device, Result, Shape, Tensor};
-use ops::nf4::Nf4Matrix;
+use ops::quantized::{Format, QuantizedMatrix};
 use training::internal::lock;
 
-use crate::names::IN_4_BITS;
+use crate::names;
 
 /// The weight that was quantized last, and its name: its blocks and its scales are asked for one after the other.
 #[derive(Default)]
-pub(crate) struct Quantized(Mutex<Option<(String, Arc<Nf4Matrix>)>>);
+pub(crate) struct Quantized(Mutex<Option<(String, Arc<QuantizedMatrix>)>>);
 
 impl Quantized {
-    /// Returns the bytes of a part of a weight in 4 bits, the blocks or the scales; `None` if the name is not that of one.
+    /// Returns the bytes of a part of a weight in few bits, the blocks or the scales; `None` if the name is not that of one.
     /// `shapes` are those of the weights, which `read` reads.
     pub(crate) fn part(
         &self,
@@ -24,24 +24,34 @@ impl Quantized {
         read: impl FnOnce(&str, &Shape) -> Result<Tensor>,
     ) -> Option<Result<Tensor>> {
         let (layer, part) = name.rsplit_once('.')?;
-        let weight = format!("{}.weight", layer.strip_suffix(IN_4_BITS)?.strip_suffix('.')?);
+        let of =
+            |format: Format| Some((format, layer.strip_suffix(names::quantized(format))?.strip_suffix('.')?));
+        let (format, layer) = names::FORMATS.into_iter().find_map(of)?;
+        let weight = format!("{layer}.weight");
         let dims = shapes.get(&weight)?;
-        let matrix = self.matrix(&weight, || read(&weight, &Shape::from(&dims[..])));
+        let matrix = self.matrix(format, &weight, || read(&weight, &Shape::from(&dims[..])));
         Some(matrix.and_then(|matrix| match part {
             "scales" => Tensor::new(matrix.scales(), &Device::Cpu),
             _ => Tensor::new(matrix.blocks(), &Device::Cpu),
         }))
     }
 
-    fn matrix(&self, weight: &str, read: impl FnOnce() -> Result<Tensor>) -> Result<Arc<Nf4Matrix>> {
+    fn matrix(
+        &self,
+        format: Format,
+        weight: &str,
+        read: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<Arc<QuantizedMatrix>> {
         let mut last = lock(&self.0);
-        if let Some((_, matrix)) = last.as_ref().filter(|(name, _)| name == weight) {
+        if let Some((_, matrix)) =
+            last.as_ref().filter(|(name, known)| name == weight && known.format() == format)
+        {
             return Ok(matrix.clone());
         }
         // Freed before the next one is read.
         *last = None;
         let named = |error| candle_core::Error::Msg(format!("{weight}: {error}"));
-        let matrix = Arc::new(Nf4Matrix::quantize(&read()?).map_err(named)?);
+        let matrix = Arc::new(QuantizedMatrix::quantize(format, &read()?).map_err(named)?);
         *last = Some((weight.into(), matrix.clone()));
         Ok(matrix)
     }

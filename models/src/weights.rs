@@ -8,7 +8,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Shape, Tensor, Var, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
-use ops::nf4::Nf4Matrix;
+use ops::quantized::QuantizedMatrix;
 use sampler::Generator;
 use training::build::RangeReader;
 use training::internal::lock;
@@ -288,9 +288,9 @@ impl Inner {
     fn norms(&self, name: &str, init: Init) -> candle_core::Result<Tensor> {
         let Some(dims) = self.shapes.get(name) else { bail!("{name}: the model has no such weight") };
         let mut weight = self.value(&Shape::from(&dims[..]), name, Init::Const(0.0), DType::F64)?;
-        if matches!(init, Init::Const(init) if init == f64::INFINITY) {
+        if let Some(format) = names::format_of_magnitudes(init) {
             let narrow = weight.to_dtype(DType::F32)?;
-            weight = Nf4Matrix::quantize(&narrow)?.widen()?.to_dtype(DType::F64)?;
+            weight = QuantizedMatrix::quantize(format, &narrow)?.widen()?.to_dtype(DType::F64)?;
         }
         let norms = weight.sqr()?.sum(1)?.sqrt()?;
         if let Some(row) = norms.to_vec1::<f64>()?.iter().position(|norm| *norm == 0.0) {

@@ -21,7 +21,7 @@
 //! - [`Linear`], multi-head [`attention`], [`embedding`], [`gelu`] and [`relu`] are one operation each.
 //! - [`SelfAttention`] is attention with its projections: PyTorch's, or that of Llama and related models, whose other
 //!   layers are [`RmsNorm`], [`Rotary`] embedding, [`swiglu`], [`geglu`] and [`GatedMlp`].
-//! - [`Nf4Linear`](nf4::Nf4Linear) is a frozen linear layer in 4 bits.
+//! - [`QuantizedLinear`](quantized::QuantizedLinear) is a frozen linear layer in 4 or 8 bits.
 //! - [`Experts`] are feed-forward layers of which a [`Router`] chooses some for each token.
 //! - [`linear_cross_entropy`] is a language model's output layer and loss, without materializing the logits of all
 //!   rows at once.
@@ -51,6 +51,7 @@ pub mod nf4;
 mod op;
 mod precision;
 mod product;
+pub mod quantized;
 mod real;
 mod recompute;
 mod rows;

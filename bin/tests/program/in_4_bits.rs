@@ -66,6 +66,34 @@ fn a_base_in_4_bits_has_one_curve() {
     assert!(!output.status.success() && said.contains("in 4 bits"), "{said}");
 }
 
+/// Rows of any width have 8 bits.
+#[test]
+fn a_base_in_8_bits_has_one_curve() {
+    let (folder, data) = folder();
+    let base = model(&folder, &data, "96");
+    let (out, metrics) = (folder.argument("out"), folder.argument("m.jsonl"));
+    let run = |options: &[&str]| {
+        let common = ["--model", &base, "--data", &data, "--out", &out, "--overwrite", "--metrics", &metrics];
+        let tuned =
+            ["--length", "16", "--batch-size", "4", "--lora-rank", "2", "--lr", "0.01", "--steps", "4"];
+        let output = FINETUNE.succeed(&[&common, &tuned[..], options].concat());
+        (losses(&folder.path("m.jsonl")), text(&output.stderr), text(&output.stdout))
+    };
+    let (expected, _, said) = run(&["--base-bits", "8"]);
+    assert!(said.contains("on a base in 8 bits"), "{said}");
+    let (plain, ..) = run(&[]);
+    assert!(plain != expected && (plain[3] - expected[3]).abs() < 0.05, "{plain:?}, {expected:?}");
+    for options in
+        [&["--mesh", "shard=2"][..], &["--mesh", "tp=2", "--recompute", "1"], &["--mesh", "pp=2,cp=2"]]
+    {
+        let (got, ..) = run(&[&["--base-bits", "8"], options].concat());
+        let gap = got.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(got.len() == 4 && gap < 1e-4, "{options:?}: {got:?}, {expected:?}");
+    }
+    let (_, said, _) = run(&["--base-bits", "8", "--merge"]);
+    assert!(said.contains("as their 8 bits hold them"), "{said}");
+}
+
 #[test]
 fn what_has_no_4_bits_is_refused() {
     let (folder, data) = folder();
@@ -77,7 +105,7 @@ fn what_has_no_4_bits_is_refused() {
     };
     let said = refuse(&base, &["4"]);
     assert!(said.contains("--base-bits: got 4") && said.contains("--lora-rank or --adapters"), "{said}");
-    assert!(refuse(&base, &["8", "--lora-rank", "2"]).contains("give 4"));
+    assert!(refuse(&base, &["3", "--lora-rank", "2"]).contains("give 4 or 8"));
     let said = refuse(&base, &["4", "--lora-rank", "2", "--mesh", "tp=4", "--batch-size", "4"]);
     assert!(said.contains("tp=4"), "{said}");
     let odd = model(&folder, &data, "96");
@@ -94,4 +122,6 @@ fn what_has_no_4_bits_is_refused() {
     // Seven matrices: four of 384 x 384, and three of 384 x 1024, of 4 bytes each, or of 33 for 64.
     let saved = (4 * 384 * 384 + 3 * 384 * 1024) as f64 * (4.0 - 33.0 / 64.0);
     assert_eq!(parameters(&[]) - parameters(&["--base-bits", "4"]), saved);
+    let saved = (4 * 384 * 384 + 3 * 384 * 1024) as f64 * 3.0;
+    assert_eq!(parameters(&[]) - parameters(&["--base-bits", "8"]), saved);
 }

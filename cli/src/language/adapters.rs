@@ -8,7 +8,8 @@ use crate::error::{Error, Result};
 use crate::options::count;
 use clap::Args;
 use models::{Lora, LoraConfig, ModelConfig, Weights};
-use ops::nf4::BLOCK;
+use ops::quantized::Format;
+use plan::command::base_format;
 
 use super::options::TrainOptions;
 
@@ -89,13 +90,13 @@ pub(super) struct AdapterOptions {
     /// Save the whole model, with adapters merged into it
     #[arg(long)]
     pub(super) merge: bool,
-    /// Bits of the base's weights: 4 [default: all]
+    /// Bits of the base's weights: 4 or 8 [default: all]
     ///
-    /// The weights of the blocks' linear layers are quantized while they are read, in the format of QLoRA (NF4 with double
-    /// quantization, as bitsandbytes); embedding, output, norms and biases are not. Adapters are trained beside them. With --merge
-    /// they are merged into the weights as 4 bits hold them.
-    #[arg(long, value_name = "BITS", value_parser = base_bits)]
-    base_bits: Option<u8>,
+    /// The weights of the blocks' linear layers are quantized while they are read, as bitsandbytes does: 4 is the format of QLoRA
+    /// (NF4 with double quantization), 8 that of LLM.int8 (a scale for each row). Embedding, output, norms and biases are not.
+    /// Adapters are trained beside them. With --merge they are merged into the weights as these bits hold them.
+    #[arg(long, value_name = "BITS", value_parser = base_format)]
+    base_bits: Option<Format>,
 }
 
 impl AdapterOptions {
@@ -107,13 +108,16 @@ impl AdapterOptions {
         match (self.adapters_of(weights)?, self.base_bits) {
             (None, None) => self.check_is_trained(weights).map(|()| None),
             (lora, None) => Ok(lora),
-            (Some(lora), Some(_)) => {
-                check_base_in_4_bits(weights.config(), options)?;
-                Ok(Some(lora.in_4_bits()?))
+            (Some(lora), Some(format)) => {
+                check_base(format, weights.config(), options)?;
+                Ok(Some(lora.quantized(format)?))
             }
-            (None, Some(bits)) => {
-                let help = "a base in 4 bits is not trained itself: give --lora-rank or --adapters, which are, or leave it out";
-                Err(Error::Option { option: "--base-bits", got: bits.to_string(), help: help.into() })
+            (None, Some(format)) => {
+                let bits = format.bits();
+                let help = format!(
+                    "a base in {bits} bits is not trained itself: give --lora-rank or --adapters, which are, or leave it out"
+                );
+                Err(Error::Option { option: "--base-bits", got: bits.to_string(), help })
             }
         }
     }
@@ -161,30 +165,28 @@ impl AdapterOptions {
     }
 }
 
-/// Refuses what a base in 4 bits cannot be divided over or computed on.
-fn check_base_in_4_bits(model: &ModelConfig, options: &TrainOptions) -> Result<()> {
+/// Refuses what a base in few bits cannot be divided over or computed on.
+fn check_base(format: Format, model: &ModelConfig, options: &TrainOptions) -> Result<()> {
+    let (bits, block) = (format.bits(), format.block());
     let refuse = |option, got: String, help: String| Err(Error::Option { option, got, help });
     if !options.common().device()?.is_cpu() {
-        let help =
-            "a base in 4 bits is computed on a CPU only, so far: leave out --base-bits, or give --device cpu";
-        return refuse("--base-bits", "4".into(), help.into());
+        let help = format!(
+            "a base in {bits} bits is computed on a CPU only, so far: leave out --base-bits, or give --device cpu"
+        );
+        return refuse("--base-bits", bits.to_string(), help);
     }
     let Some(layout) = &options.mesh else { return Ok(()) };
     let widths = [model.num_heads * model.head_dim, model.intermediate_size];
-    match widths.into_iter().find(|width| !(width / BLOCK).is_multiple_of(layout.tp)) {
+    match widths.into_iter().find(|width| !(width / block).is_multiple_of(layout.tp)) {
         None => Ok(()),
         Some(width) => {
-            let (blocks, tp) = (width / BLOCK, layout.tp);
+            let (blocks, tp) = (width / block, layout.tp);
             let help = format!(
-                "a width of {width} in 4 bits is {blocks} blocks of {BLOCK}, which cannot be divided over tp={tp} ranks"
+                "a width of {width} in {bits} bits is {blocks} blocks of {block}, which cannot be divided over tp={tp} ranks"
             );
             refuse("--mesh", layout.to_string(), help)
         }
     }
-}
-
-fn base_bits(text: &str) -> std::result::Result<u8, &'static str> {
-    if text == "4" { Ok(4) } else { Err("give 4, or leave it out") }
 }
 
 fn finite(text: &str) -> std::result::Result<f64, &'static str> {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use models::{Lora, Tokenizer, Weights};
+use models::{Tokenizer, Weights};
 use ops::{PreferenceConfig, PreferenceLoss};
 
 use super::FinetuneOptions;
@@ -186,8 +186,8 @@ impl Job for PreferOptions {
                 self.check_reference(folder, &weights)?;
                 None
             }
-            // New adapters add nothing; a base in 4 bits is what they are beside.
-            None => self.finetune.lora(&weights)?.filter(Lora::is_in_4_bits),
+            // New adapters add nothing; a quantized base is what they are beside.
+            None => self.finetune.lora(&weights)?.filter(|lora| lora.base_format().is_some()),
         };
         Ok(Some(Subject { weights, lora, tokenizer: None }))
     }

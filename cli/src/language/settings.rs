@@ -52,10 +52,11 @@ fn config_of(
     let model = subject.weights.config();
     settings.insert(MODEL.into(), format!("{} {}", model.family, short(model.fingerprint())));
     let name = if subject.lora.is_some() { FROZEN } else { BASE };
-    let bits = subject.lora.as_ref().filter(|lora| lora.is_in_4_bits()).map(|_| "4");
-    let held = bits.map_or_else(String::new, |bits| format!(" in {bits} bits"));
+    let format = subject.lora.as_ref().and_then(models::Lora::base_format);
+    let bits = format.map(|format| format.bits().to_string());
+    let held = bits.as_ref().map_or_else(String::new, |bits| format!(" in {bits} bits"));
     settings.extend(weights.map(|hash| (name.into(), short(hash) + &held)));
-    settings.extend(bits.map(|bits| ("--base-bits".into(), bits.into())));
+    settings.extend(bits.map(|bits| ("--base-bits".into(), bits)));
     if let Some(lora) = &subject.lora {
         settings.insert("--lora-alpha".into(), lora.config().alpha.to_string());
         settings.insert("--lora-dropout".into(), lora.config().dropout.to_string());

@@ -28,7 +28,7 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
             let (dora, save_modules) = (own.lora_dora, own.lora_save_modules.clone());
             let lora = LoraConfig { rank, dora, save_modules, ..LoraConfig::default() };
             let lora = Lora::new(&lora, &config)?;
-            Some(if own.base_bits.is_some() { lora.in_4_bits()? } else { lora })
+            Some(own.base_bits.map_or(Ok(lora.clone()), |format| lora.quantized(format))?)
         }
         None => None,
     };
@@ -64,7 +64,7 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
 /// Returns the reference of `prefer`: the model itself is one without adapters, on the same base.
 fn reference(other: &Path, folder: &Path, lora: Option<&Lora>) -> Result<Subject> {
     let is_itself = other.canonicalize().ok() == folder.canonicalize().ok();
-    Ok(Subject::new(config(other)?, lora.filter(|lora| is_itself && lora.is_in_4_bits()).cloned()))
+    Ok(Subject::new(config(other)?, lora.filter(|lora| is_itself && lora.base_format().is_some()).cloned()))
 }
 
 /// Checks that `--recompute N` recomputes any of a model's blocks.

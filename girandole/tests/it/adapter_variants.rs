@@ -7,8 +7,11 @@ use girandole::ops::PreferenceLoss;
 use girandole::pipeline::ScheduleKind;
 use girandole::training::build::Builder;
 use girandole::{ParallelConfig, Recompute};
+use ops::quantized::Format;
 
-use crate::adapters::{LAYOUTS, Trained, assert_equal, of_whole_blocks, train_rows, train_with};
+use crate::adapters::{
+    LAYOUTS, Trained, assert_equal, in_each_format, of_whole_blocks, train_rows, train_with,
+};
 use crate::common::{self, Setup};
 
 fn rslora() -> LoraConfig {
@@ -133,16 +136,17 @@ fn variants_beside_divided_experts() {
     compare(&config, &common::deepseek(), &["ep=2,tp=2", "shard=2"]);
 }
 
-/// The norms, and the first magnitudes, are those of the weights as 4 bits hold them.
+/// The norms, and the first magnitudes, are those of the weights as few bits hold them.
 #[test]
-fn magnitudes_on_a_base_in_4_bits_in_every_layout() {
-    for model in of_whole_blocks() {
+fn magnitudes_on_a_quantized_base_in_every_layout() {
+    for (format, model) in in_each_format() {
         let whole = Lora::new(&dora(), &model).unwrap();
-        let lora = whole.in_4_bits().unwrap();
-        let plain = Lora::new(&LoraConfig { dora: false, ..dora() }, &model).unwrap().in_4_bits().unwrap();
+        let lora = whole.quantized(format).unwrap();
+        let plain =
+            Lora::new(&LoraConfig { dora: false, ..dora() }, &model).unwrap().quantized(format).unwrap();
         let expected = train("", &lora, &model);
         assert!((expected.losses[0] - train("", &plain, &model).losses[0]).abs() < 1e-6);
-        assert!((expected.losses[0] - train("", &whole, &model).losses[0]).abs() > 1e-4);
+        assert!((expected.losses[0] - train("", &whole, &model).losses[0]).abs() > 1e-6);
         for layout in LAYOUTS {
             assert_equal(layout, &train(layout, &lora, &model), &expected);
         }
@@ -180,7 +184,7 @@ fn heads_beside_adapters_in_every_layout() {
         compare(&Lora::new(&config, &model).unwrap(), &model, &all_layouts());
         let [model, ..] = of_whole_blocks();
         let model = with_head(model);
-        let lora = Lora::new(&plain, &model).unwrap().in_4_bits().unwrap();
+        let lora = Lora::new(&plain, &model).unwrap().quantized(Format::Nf4).unwrap();
         compare(&lora, &model, &["dp=2", "shard=2", "tp=2", "pp=2", "cp=2"]);
     }
     let model = common::experts().with_labels(common::labels(Problem::SingleLabel)).unwrap();

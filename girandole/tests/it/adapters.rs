@@ -10,6 +10,7 @@ use girandole::comm::Local;
 use girandole::models::{CausalLm, FolderConfig, Lora, LoraConfig, ModelConfig, Weights};
 use girandole::training::build::Builder;
 use girandole::{DistributedModel, Layout, Parallel, ParallelConfig};
+use ops::quantized::Format;
 
 pub(crate) struct Trained {
     pub(crate) losses: Vec<f64>,
@@ -185,15 +186,21 @@ pub(crate) fn of_whole_blocks() -> [ModelConfig; 2] {
     [qwen3, gpt2].map(|json| ModelConfig::from_json(json).unwrap())
 }
 
+/// Models of widths that blocks divide, in both formats.
+pub(crate) fn in_each_format() -> Vec<(Format, ModelConfig)> {
+    let of = |format| of_whole_blocks().map(|config| (format, config));
+    [Format::Nf4, Format::Int8].into_iter().flat_map(of).collect()
+}
+
 #[test]
-fn adapters_on_a_base_in_4_bits_in_every_layout() {
-    for config in of_whole_blocks() {
+fn adapters_on_a_quantized_base_in_every_layout() {
+    for (format, config) in in_each_format() {
         let whole = Lora::new(&LoraConfig { rank: 4, ..LoraConfig::default() }, &config).unwrap();
-        let lora = whole.in_4_bits().unwrap();
+        let lora = whole.quantized(format).unwrap();
         let expected = train_as("", Some(&lora), &config, false);
         assert!(expected.losses[5] < expected.losses[0]);
         let gap = expected.losses[0] - train_as("", Some(&whole), &config, false).losses[0];
-        assert!(gap.abs() > 1e-4, "{gap}");
+        assert!(gap.abs() > 1e-6, "{gap}");
         for layout in LAYOUTS {
             assert_equal(layout, &train_as(layout, Some(&lora), &config, false), &expected);
         }
@@ -201,9 +208,13 @@ fn adapters_on_a_base_in_4_bits_in_every_layout() {
     }
 }
 
-/// The folder of a base in 4 bits, merged, has the losses that training ended with: its weights are the widened ones.
+/// The folder of a quantized base, merged, has the losses that training ended with: its weights are the widened ones.
 #[test]
-fn a_base_in_4_bits_is_the_one_of_its_widened_weights() {
+fn a_quantized_base_is_the_one_of_its_widened_weights() {
+    [Format::Nf4, Format::Int8].into_iter().for_each(compare_with_widened);
+}
+
+fn compare_with_widened(format: Format) {
     let config = &of_whole_blocks()[0];
     let lora = Lora::new(&LoraConfig { rank: 4, ..LoraConfig::default() }, config).unwrap();
     let (weights, out) = (Weights::random(config, 7).unwrap(), tempfile::tempdir().unwrap());
@@ -221,32 +232,33 @@ fn a_base_in_4_bits_is_the_one_of_its_widened_weights() {
             .to_vec1::<f64>()
             .unwrap()
     };
-    let in_4_bits = adapted(&weights, &lora.in_4_bits().unwrap(), DType::F32);
+    let quantized = adapted(&weights, &lora.quantized(format).unwrap(), DType::F32);
     // New adapters change nothing: what is saved are the widened weights.
     Local::run_shared(1, |comm| {
         let settings =
             ParallelConfig { is_trained: Some(Arc::new(Lora::is_adapter)), ..ParallelConfig::default() };
-        let (model, adapters) = (config.clone(), lora.in_4_bits().unwrap());
+        let (model, adapters) = (config.clone(), lora.quantized(format).unwrap());
         let build = move |builder: &Builder| CausalLm::new(&model, &adapters.adapt(builder.clone()));
         let parallel = Parallel::new(comm, &Layout::default(), weights.parts(), &settings, build)?;
-        let lora = lora.in_4_bits().unwrap();
+        let lora = lora.quantized(format).unwrap();
         Ok(parallel.save_folder(out.path(), &weights, &FolderConfig::default(), Some(&lora))?)
     })
     .unwrap();
     let widened = adapted(&Weights::folder(out.path()).unwrap(), &lora, DType::F32);
-    let gap = in_4_bits.iter().zip(&widened).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    let gap = quantized.iter().zip(&widened).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     assert!(gap < 1e-5, "{gap}");
     let before = adapted(&weights, &lora, DType::F32);
-    assert!(in_4_bits.iter().zip(&before).any(|(a, b)| (a - b).abs() > 1e-3));
+    let least = if format == Format::Nf4 { 1e-3 } else { 1e-4 };
+    assert!(quantized.iter().zip(&before).any(|(a, b)| (a - b).abs() > least));
 }
 
 #[test]
 fn what_has_no_whole_blocks_is_refused() {
     let lora = Lora::new(&LoraConfig::default(), &crate::common::config(true)).unwrap();
-    let said = lora.in_4_bits().unwrap_err().to_string();
-    assert!(said.starts_with("a base in 4 bits: hidden_size") && said.contains("multiple of 64"), "{said}");
+    let said = lora.quantized(Format::Nf4).unwrap_err().to_string();
+    assert!(said.starts_with("a base in few bits: hidden_size") && said.contains("multiple of 64"), "{said}");
     let config = &of_whole_blocks()[0];
-    let lora = Lora::new(&LoraConfig::default(), config).unwrap().in_4_bits().unwrap();
+    let lora = Lora::new(&LoraConfig::default(), config).unwrap().quantized(Format::Nf4).unwrap();
     let said = Local::run_shared(4, |comm| {
         let (model, adapters) = (config.clone(), lora.clone());
         let build = move |builder: &Builder| CausalLm::new(&model, &adapters.adapt(builder.clone()));

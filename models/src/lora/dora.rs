@@ -48,7 +48,7 @@ impl DoraLinear {
         let second = LinearConfig::new(rank, config.outputs, divisions[1]);
         let b = product(ADAPTER[1], LinearConfig { groups: config.groups, ..second })?;
         let bias = if config.bias { Some(layers.bias(vb, config)?) } else { None };
-        let init = names::magnitude_init(matches!(base.matrix, Matrix::In4Bits { .. }));
+        let init = names::magnitude_init(base.matrix.format());
         let trained = LinearConfig { frozen: false, ..config.clone() };
         let magnitude = layers.vector(&vb.clone().to_dtype(dtype), MAGNITUDE, init, &trained)?;
         Ok(Self { base, bias, a, b, magnitude, dropout, scale, dtype })
@@ -58,7 +58,7 @@ impl DoraLinear {
     fn norms(&self) -> Result<Tensor> {
         let dtype = wide_dtype(self.dtype);
         let (Matrix::Wide(a), Matrix::Wide(b)) = (&self.a.matrix, &self.b.matrix) else {
-            candle_core::bail!("the matrices of an adapter are never in 4 bits")
+            candle_core::bail!("the matrices of an adapter are never in few bits")
         };
         let [a, b] = [a, b].map(|matrix| matrix.detach().to_dtype(dtype));
         let (a, b) = (a?, b?);

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use ops::DividedExperts;
+use ops::quantized::Format;
 use ops::tape::{add, scale};
 use training::build::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
 
 use super::LoraConfig;
-use super::base::{linear_in_4_bits, weight_in_4_bits};
+use super::base::{quantized_linear, quantized_weight};
 use super::dora::DoraLinear;
 use super::dropout::AdapterDropout;
 use super::product::frozen_weight;
@@ -23,8 +24,8 @@ pub(super) struct LoraLayers {
     pub(super) config: LoraConfig,
     /// Names of the weights that are trained whole.
     pub(super) saved: BTreeSet<String>,
-    /// Whether the linear layers below the adapters are in 4 bits.
-    pub(super) in_4_bits: bool,
+    /// How the linear layers below the adapters are held, if they are quantized.
+    pub(super) format: Option<Format>,
 }
 
 impl Layers for LoraLayers {
@@ -102,9 +103,9 @@ impl Layers for LoraLayers {
         if is_target && self.config.dora {
             return self.linear_with_magnitudes(vb, &frozen);
         }
-        let base = match self.in_4_bits {
-            true => linear_in_4_bits(&self.inner, vb, &frozen)?,
-            false => self.inner.linear(vb, &frozen)?,
+        let base = match self.format {
+            Some(format) => quantized_linear(format, &self.inner, vb, &frozen)?,
+            None => self.inner.linear(vb, &frozen)?,
         };
         if !is_target {
             return Ok(base);
@@ -130,9 +131,9 @@ impl Layers for LoraLayers {
 impl LoraLayers {
     /// Makes a layer of a frozen weight and an adapter with magnitudes.
     fn linear_with_magnitudes(&self, vb: &VarBuilder<'static>, frozen: &LinearConfig) -> Result<Linear> {
-        let base = match self.in_4_bits {
-            true => weight_in_4_bits(&self.inner, vb, frozen)?,
-            false => frozen_weight(&self.inner, vb, frozen)?,
+        let base = match self.format {
+            Some(format) => quantized_weight(format, &self.inner, vb, frozen)?,
+            None => frozen_weight(&self.inner, vb, frozen)?,
         };
         let layer = vb.prefix();
         let (rank, scale) = (self.config.rank_of(&layer), self.config.scale_of(&layer));

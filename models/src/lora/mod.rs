@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
+use ops::quantized::Format;
 use training::build::Builder;
 
 use crate::names::ADAPTER;
@@ -64,8 +65,10 @@ pub struct Lora {
     shapes: BTreeMap<String, Vec<usize>>,
     /// Names of the model's own weights that are trained; of a tied embedding and head both.
     saved: BTreeSet<String>,
-    /// Names of the model's weights that are in 4 bits.
-    in_4_bits: BTreeSet<String>,
+    /// How the model's weights are held, if they are quantized.
+    format: Option<Format>,
+    /// Names of those that are.
+    quantized: BTreeSet<String>,
 }
 
 impl Lora {
@@ -81,8 +84,15 @@ impl Lora {
             config.save_modules.push(names::SCORE_MODULE.into());
         }
         let saved = saved_weights(&config, &model)?;
-        let mut lora =
-            Self { config, model, base: None, shapes: BTreeMap::new(), saved, in_4_bits: BTreeSet::new() };
+        let mut lora = Self {
+            config,
+            model,
+            base: None,
+            shapes: BTreeMap::new(),
+            saved,
+            format: None,
+            quantized: BTreeSet::new(),
+        };
         lora.shapes = lora.trained_shapes()?;
         let adapted = layers(&lora.shapes);
         let is_unused =
@@ -151,9 +161,8 @@ impl Lora {
     /// Returns a builder, in the same layout, that builds the model with these adapters.
     pub fn adapt(&self, builder: Builder) -> Builder {
         let inner = builder.layers().clone();
-        let in_4_bits = !self.in_4_bits.is_empty();
-        let (config, saved) = (self.config.clone(), self.saved.clone());
-        builder.with_layers(Arc::new(LoraLayers { inner, config, saved, in_4_bits }))
+        let (config, saved, format) = (self.config.clone(), self.saved.clone(), self.format);
+        builder.with_layers(Arc::new(LoraLayers { inner, config, saved, format }))
     }
 
     /// Returns whether a parameter is trained: an adapter's, or one of [`save_modules`](LoraConfig::save_modules).
@@ -181,7 +190,7 @@ impl Lora {
 
     /// Returns a weight of the model with its adapter merged, so that the model computes the same without adapters.
     /// `adapters` has the adapters of all layers, by the model's parameter names. A weight without an adapter is
-    /// returned unchanged; one that is in 4 bits below the adapters ([`in_4_bits`](Self::in_4_bits)) as these hold it.
+    /// returned unchanged; one that is in few bits below the adapters ([`quantized`](Self::quantized)) as these hold it.
     ///
     /// # Errors
     /// Shapes that do not match.

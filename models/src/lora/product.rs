@@ -4,27 +4,33 @@ use std::sync::Arc;
 
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
-use ops::nf4::Nf4Linear;
+use ops::quantized::{Format, QuantizedLinear};
 use training::build::{Division, Layers, LinearConfig};
 
 /// A weight, or this rank's part of it. Where the model is sharded, its tensors are gathered only while their unit runs.
 pub(super) enum Matrix {
     /// (outputs, inputs).
     Wide(Tensor),
-    /// In 4 bits; of each row, the number of its first block in the whole weight.
-    In4Bits { blocks: Tensor, scales: Tensor, rows: Arc<[usize]> },
+    /// In few bits; of each row, the number of its first scale in the whole weight.
+    Quantized { format: Format, blocks: Tensor, scales: Tensor, rows: Arc<[usize]> },
 }
 
 impl Matrix {
-    fn in_4_bits(blocks: &Tensor, scales: &Tensor, rows: &Arc<[usize]>) -> Result<Nf4Linear> {
-        Nf4Linear::new(blocks.clone(), scales, rows.clone())
+    /// Returns how its numbers are held; `None` if they are not quantized.
+    pub(super) fn format(&self) -> Option<Format> {
+        match self {
+            Self::Wide(_) => None,
+            Self::Quantized { format, .. } => Some(*format),
+        }
     }
 
     /// Computes `x w'` with this rank's part alone.
     fn times(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Wide(weight) => ops::Linear::new(weight.clone(), None).forward(x),
-            Self::In4Bits { blocks, scales, rows } => Self::in_4_bits(blocks, scales, rows)?.forward(x),
+            Self::Quantized { format, blocks, scales, rows } => {
+                QuantizedLinear::new(*format, blocks.clone(), scales, rows.clone())?.forward(x)
+            }
         }
     }
 
@@ -32,7 +38,7 @@ impl Matrix {
     pub(super) fn constant_times(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Wide(weight) => x.detach().matmul(&weight.detach().to_dtype(x.dtype())?.t()?),
-            Self::In4Bits { .. } => self.times(&x.detach()),
+            Self::Quantized { .. } => self.times(&x.detach()),
         }
     }
 
@@ -40,8 +46,9 @@ impl Matrix {
     pub(super) fn squares(&self, dtype: DType) -> Result<Tensor> {
         match self {
             Self::Wide(weight) => weight.detach().to_dtype(dtype)?.sqr()?.sum(1),
-            Self::In4Bits { blocks, scales, rows } => {
-                Self::in_4_bits(blocks, scales, rows)?.squares()?.to_dtype(dtype)
+            Self::Quantized { format, blocks, scales, rows } => {
+                let layer = QuantizedLinear::new(*format, blocks.clone(), scales, rows.clone())?;
+                layer.squares()?.to_dtype(dtype)
             }
         }
     }

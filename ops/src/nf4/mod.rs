@@ -1,4 +1,4 @@
-//! Weights in 4 bits: quantized once, and multiplied by tiles that are widened on the way.
+//! Weights in 4 bits; [`QuantizedLinear`](crate::quantized::QuantizedLinear) multiplies by them.
 //!
 //! The format is that of QLoRA, as bitsandbytes writes it. Each block of [`BLOCK`] numbers of a row has a scale, its largest
 //! magnitude, and for each number the index of the nearest of 16 values between -1 and 1 (NF4: those that split a normal
@@ -9,12 +9,11 @@
 //! do not cross rows, so that a range of rows, or of blocks of all rows, is a part of a matrix that equals the whole there.
 
 mod mean;
-mod product;
 mod quantize;
 mod values;
 
-pub use product::Nf4Linear;
 pub use quantize::Nf4Matrix;
+pub(crate) use quantize::Nf4Scales;
 
 /// Numbers with one scale.
 pub const BLOCK: usize = 64;

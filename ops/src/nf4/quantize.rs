@@ -32,7 +32,7 @@ pub struct Nf4Matrix {
 
 /// How the bytes of scales are widened.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Nf4Scales {
+pub(crate) struct Nf4Scales {
     /// The mean of all scales.
     offset: f32,
     /// The scale of each group of scales.
@@ -91,9 +91,8 @@ impl Nf4Matrix {
         size_of::<f32>() * (1 + (rows * columns / BLOCK).div_ceil(GROUP))
     }
 
-    /// Bytes of one of its rows.
-    pub(super) fn bytes_of_row(&self) -> usize {
-        self.columns / BLOCK * BLOCK_BYTES
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
     }
 
     /// The bytes of all rows, one after the other.
@@ -145,18 +144,18 @@ impl Nf4Scales {
     }
 
     /// The inverse of [`Nf4Matrix::scales`].
-    pub(super) fn read(bytes: &[u8]) -> Self {
+    pub(crate) fn read(bytes: &[u8]) -> Self {
         let mut numbers = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
         Self { offset: numbers.next().unwrap_or_default(), groups: numbers.collect() }
     }
 
-    /// Number of groups.
-    pub(super) fn groups(&self) -> usize {
-        self.groups.len()
+    /// Number of scales that its groups may have.
+    pub(crate) fn count(&self) -> usize {
+        self.groups.len() * GROUP
     }
 
     /// Widens blocks, of which the first is the matrix's block `first`.
-    pub(super) fn widen<T: Copy>(&self, blocks: &[u8], first: usize, of: impl Fn(f32) -> T, out: &mut [T]) {
+    pub(crate) fn widen<T: Copy>(&self, blocks: &[u8], first: usize, of: impl Fn(f32) -> T, out: &mut [T]) {
         let (blocks, out) = (blocks.as_chunks::<BLOCK_BYTES>().0, out.as_chunks_mut::<BLOCK>().0);
         for ((number, block), out) in (first..).zip(blocks).zip(out) {
             let scale = SCALES[usize::from(block[0])] * self.groups[number / GROUP] + self.offset;

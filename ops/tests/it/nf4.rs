@@ -1,7 +1,8 @@
-//! Weights in 4 bits against bitsandbytes, their products against those of the widened weights, and invalid input.
+//! Weights in 4 and 8 bits against bitsandbytes, their products against those of the widened weights, and invalid input.
 
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
-use ops::nf4::{BLOCK, BLOCK_BYTES, Nf4Linear, Nf4Matrix};
+use ops::nf4::{BLOCK, BLOCK_BYTES, Nf4Matrix};
+use ops::quantized::{Format, Int8Matrix, QuantizedLinear, QuantizedMatrix};
 use ops::{Linear, backward};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -50,18 +51,61 @@ fn codes_and_scales_are_bitsandbytes() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn codes_in_8_bits_are_bitsandbytes() -> Result<()> {
+    let fixture: Value = serde_json::from_str(include_str!("../fixtures/int8.json")).unwrap();
+    for (number, shape) in (0..).zip(fixture["shapes"].as_array().unwrap()) {
+        let [rows, columns] = ["rows", "columns"].map(|side| shape[side].as_u64().unwrap() as usize);
+        let dtype = if shape["dtype"] == "bfloat16" { DType::BF16 } else { DType::F32 };
+        let quantized = Int8Matrix::quantize(&weight(number, rows, columns)?.to_dtype(dtype)?)?;
+        assert_eq!(digest(quantized.codes()), shape["codes"], "{shape}");
+        let scales: Vec<u8> = quantized.scales().iter().flat_map(|scale| scale.to_le_bytes()).collect();
+        assert_eq!(digest(&scales), shape["scales"], "{shape}");
+        let wide = quantized.widen()?.flatten_all()?.to_vec1::<f32>()?;
+        let wide: Vec<u8> = wide.into_iter().flat_map(f32::to_le_bytes).collect();
+        assert_eq!(digest(&wide), shape["wide"], "{shape}");
+    }
+    Ok(())
+}
+
+/// A part of the rows, or of the columns, in 8 bits is the same part of the widened weight, to the bit.
+#[test]
+fn parts_in_8_bits_are_those_of_the_whole() -> Result<()> {
+    let (inputs, outputs) = (75, 40);
+    let quantized = QuantizedMatrix::quantize(Format::Int8, &random(&[outputs, inputs])?)?;
+    let wide = quantized.widen()?;
+    let codes = Tensor::from_slice(quantized.blocks(), (outputs, inputs), &Device::Cpu)?;
+    let scales = Tensor::new(quantized.scales(), &Device::Cpu)?;
+    let widened = |codes: Tensor, rows: std::ops::Range<usize>| {
+        let columns = codes.dim(1)?;
+        let layer = QuantizedLinear::new(Format::Int8, codes.contiguous()?, &scales, rows.collect())?;
+        layer.forward(&Tensor::eye(columns, DType::F32, &Device::Cpu)?)?.t()
+    };
+    let rows = widened(codes.narrow(0, 7, 20)?, 7..27)?;
+    assert_eq!(rows.to_vec2::<f32>()?, wide.narrow(0, 7, 20)?.to_vec2::<f32>()?);
+    let columns = widened(codes.narrow(1, 13, 31)?, 0..outputs)?;
+    assert_eq!(columns.to_vec2::<f32>()?, wide.narrow(1, 13, 31)?.to_vec2::<f32>()?);
+    let beyond = QuantizedLinear::new(Format::Int8, codes, &scales, (1..41).collect());
+    assert!(beyond.unwrap_err().to_string().contains("no part of the matrix"));
+    let line = Int8Matrix::quantize(&(random(&[2, 3])? * 1e6)?).unwrap_err().to_string();
+    assert!(line.contains("not finite in f16"), "{line}");
+    Ok(())
+}
+
 /// Products and gradients are those of the widened weight, also where several tiles make them.
 #[test]
 fn products_are_those_of_the_widened_weight() -> Result<()> {
     for (rows, inputs, outputs) in
         [(&[3][..], 64, 5), (&[2, 7], 192, 130), (&[1], 320, 16), (&[5], 2112, 2050)]
     {
-        let quantized = Nf4Matrix::quantize(&random(&[outputs, inputs])?)?;
-        for (dtype, most) in [(DType::F64, 1e-10), (DType::F32, 1e-4), (DType::BF16, 0.5), (DType::F16, 0.05)]
-        {
+        let weight = random(&[outputs, inputs])?;
+        let types = [(DType::F64, 1e-10), (DType::F32, 1e-4), (DType::BF16, 0.5), (DType::F16, 0.05)];
+        let all = [Format::Nf4, Format::Int8].into_iter().flat_map(|format| types.map(|of| (format, of)));
+        for (format, (dtype, most)) in all {
+            let quantized = QuantizedMatrix::quantize(format, &weight)?;
             let x = Var::from_tensor(&random(&[rows, &[inputs]].concat())?.to_dtype(dtype)?)?;
             let wide = Linear::new(quantized.widen()?.to_dtype(dtype)?, None);
-            let layer = Nf4Linear::whole(&quantized)?;
+            let layer = QuantizedLinear::whole(&quantized)?;
             let found = |layer: &dyn Module| {
                 let y = layer.forward(&x)?;
                 let gradient = backward(&y.sqr()?.sum_all()?)?.get(&x).cloned().expect("a gradient");
@@ -92,7 +136,7 @@ fn parts_are_those_of_the_whole() -> Result<()> {
     let scales = Tensor::new(quantized.scales(), &Device::Cpu)?;
     let widened = |blocks: Tensor, rows: Vec<usize>| {
         let columns = blocks.dim(1)? / BLOCK_BYTES * BLOCK;
-        let layer = Nf4Linear::new(blocks.contiguous()?, &scales, rows.into())?;
+        let layer = QuantizedLinear::new(Format::Nf4, blocks.contiguous()?, &scales, rows.into())?;
         layer.forward(&Tensor::eye(columns, DType::F32, &Device::Cpu)?)?.t()
     };
     let rows = widened(blocks.narrow(0, 37, 20)?, (37..57).map(|row| row * per_row).collect())?;
@@ -108,8 +152,8 @@ fn what_has_no_4_bits_is_refused() -> Result<()> {
     let line = |weight: Tensor| Nf4Matrix::quantize(&weight).unwrap_err().to_string();
     assert!(line(random(&[2, 96])?).contains("96 inputs"));
     assert!(line((random(&[2, 64])? * f64::INFINITY)?).contains("not finite"));
-    let layer = Nf4Linear::whole(&Nf4Matrix::quantize(&random(&[2, 64])?)?)?;
+    let layer = QuantizedLinear::whole(&QuantizedMatrix::quantize(Format::Nf4, &random(&[2, 64])?)?)?;
     let unfit = layer.forward(&random(&[3, 65])?).unwrap_err().to_string();
-    assert_eq!(unfit, "linear in 4 bits: input must be of shape [3, 64], got [3, 65]");
+    assert_eq!(unfit, "linear in few bits: input must be of shape [3, 64], got [3, 65]");
     Ok(())
 }

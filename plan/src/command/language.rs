@@ -6,6 +6,7 @@ use candle_core::DType;
 use clap::{Args, ValueEnum};
 use girandole::Layout;
 use launch::command::count;
+use ops::quantized::Format;
 use pipeline::ScheduleKind;
 use training::build::Recompute;
 
@@ -137,9 +138,9 @@ pub struct LanguagePlanOptions {
     /// That of --model, or another: its forward pass over all rows comes before training, and may need more memory.
     #[arg(long, value_name = "DIR", requires = "folder", help_heading = "Language models")]
     pub reference: Option<PathBuf>,
-    /// Bits of the base's weights: 4 [default: all]
-    #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(u8).range(4..=4), requires = "lora_rank", help_heading = "Language models")]
-    pub base_bits: Option<u8>,
+    /// Bits of the base's weights: 4 or 8 [default: all]
+    #[arg(long, value_name = "BITS", value_parser = base_format, requires = "lora_rank", help_heading = "Language models")]
+    pub base_bits: Option<Format>,
 }
 
 impl LanguagePlanOptions {
@@ -155,5 +156,17 @@ impl LanguagePlanOptions {
             dtype: self.parameters.dtype(),
             optimizer: optimizer.unwrap_or(Optimizer::Adam),
         }
+    }
+}
+
+/// Reads the bits of a base's weights.
+///
+/// # Errors
+/// Other bits than there are formats for.
+pub fn base_format(text: &str) -> Result<Format, &'static str> {
+    match text {
+        "4" => Ok(Format::Nf4),
+        "8" => Ok(Format::Int8),
+        _ => Err("give 4 or 8, or leave it out"),
     }
 }

@@ -98,7 +98,7 @@ impl PartitionedModel<'_> {
     /// Returns the bytes of a unit's parameters.
     pub(super) fn bytes(&self, place: usize) -> f64 {
         let unit = &self.units[place];
-        unit.wide_elements() as f64 * self.element() + unit.bytes_in_4_bits() as f64
+        unit.wide_elements() as f64 * self.element() + unit.quantized_bytes() as f64
     }
 
     fn accumulates(&self) -> bool {
@@ -112,7 +112,7 @@ impl PartitionedModel<'_> {
         let (all, trained) = (sum(|_| true), sum(|tensor| tensor.is_trained));
         let hidden = sum(Parameter::is_hidden);
         let fixed = PersistentBytes {
-            parameters: all * self.element() + self.sum(Unit::bytes_in_4_bits) / shard as f64,
+            parameters: all * self.element() + self.sum(Unit::quantized_bytes) / shard as f64,
             gradients: trained * self.element(),
             optimizer: self.optimizer(trained, hidden),
             copies: if copies > 1 && shard == 1 { trained * self.element() } else { 0.0 },
@@ -131,7 +131,7 @@ impl PartitionedModel<'_> {
         let elements = self.sum(|unit| unit.shard_elements(shard, |_| true));
         let trained = self.sum(Unit::trained);
         let fixed = PersistentBytes {
-            parameters: elements * self.element() + self.sum(Unit::bytes_in_4_bits) / shard as f64,
+            parameters: elements * self.element() + self.sum(Unit::quantized_bytes) / shard as f64,
             copies: if copies > 1 && shard == 1 { trained * self.element() } else { 0.0 },
             ..PersistentBytes::default()
         };

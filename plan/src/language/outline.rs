@@ -8,7 +8,7 @@ use candle_nn::{Init, VarBuilder};
 use fsdp::FsdpConfig;
 use girandole::trainer::OptimizerConfig;
 use models::{CausalLm, Lora, ModelConfig};
-use ops::nf4::{BLOCK, BLOCK_BYTES};
+use ops::quantized::Format;
 use ops::{DividedExperts, ExpertExchange};
 use training::MuonConfig;
 use training::build::{
@@ -38,8 +38,8 @@ pub struct Parameter {
     pub is_trained: bool,
     /// Rows and columns, where it is one or several matrices.
     pub matrix: Option<[usize; 2]>,
-    /// Whether it is held in 4 bits, whatever the dtype of the others.
-    pub is_in_4_bits: bool,
+    /// How it is held, if it is quantized, whatever the dtype of the others.
+    pub quantized: Option<Format>,
 }
 
 impl Parameter {
@@ -92,20 +92,20 @@ impl Unit {
 
     /// Returns the number of elements of the parameters that have the model's dtype.
     pub(super) fn wide_elements(&self) -> usize {
-        self.tensors.iter().filter(|tensor| !tensor.is_in_4_bits).map(|tensor| tensor.elements).sum()
+        self.tensors.iter().filter(|tensor| tensor.quantized.is_none()).map(|tensor| tensor.elements).sum()
     }
 
-    /// Returns the bytes of the parameters that are in 4 bits.
-    pub(super) fn bytes_in_4_bits(&self) -> usize {
-        let all = self.tensors.iter().filter(|tensor| tensor.is_in_4_bits);
-        all.map(|tensor| tensor.elements / BLOCK * BLOCK_BYTES).sum()
+    /// Returns the bytes of the parameters that are quantized.
+    pub(super) fn quantized_bytes(&self) -> usize {
+        let all = self.tensors.iter().filter_map(|tensor| Some((tensor.quantized?, tensor.elements)));
+        all.map(|(format, elements)| elements / format.block() * format.block_bytes()).sum()
     }
 
     /// Returns the elements of the largest of `shard` shards of some of the parameters, as FSDP shards them: small tensors are
-    /// packed together. Those in 4 bits are not counted.
+    /// packed together. Those that are quantized are not counted.
     pub(super) fn shard_elements(&self, shard: usize, wanted: impl Fn(&Parameter) -> bool) -> usize {
         let pack = FsdpConfig::default().pack_elements;
-        let wanted = self.tensors.iter().filter(|tensor| wanted(tensor) && !tensor.is_in_4_bits);
+        let wanted = self.tensors.iter().filter(|tensor| wanted(tensor) && tensor.quantized.is_none());
         let (small, large): (Vec<usize>, Vec<usize>) =
             wanted.map(|tensor| tensor.elements).partition(|elements| *elements < pack);
         large.into_iter().map(|elements| elements.div_ceil(shard)).sum::<usize>()
@@ -207,6 +207,13 @@ impl UnitSource for Source {
     }
 }
 
+impl Recorder {
+    /// Returns how a weight of this dtype is held, if it is quantized.
+    fn quantized(&self, dtype: DType) -> Option<Format> {
+        self.lora.as_ref().and_then(Lora::base_format).filter(|_| dtype == DType::U8)
+    }
+}
+
 impl SimpleBackend for Recorder {
     fn get(&self, shape: Shape, name: &str, _: Init, dtype: DType, device: &Device) -> CandleResult<Tensor> {
         if let Some(unit) = self.lock().last_mut() {
@@ -215,14 +222,14 @@ impl SimpleBackend for Recorder {
                 [.., rows, columns] => Some([*rows, *columns]),
                 _ => None,
             };
-            // Blocks, of a weight in 4 bits; its scales of groups are too few to count.
-            let is_in_4_bits = dtype == DType::U8;
-            let elements = match (is_in_4_bits, shape.rank()) {
-                (false, _) => shape.elem_count(),
-                (true, 2) => shape.elem_count() / BLOCK_BYTES * BLOCK,
-                (true, _) => 0,
+            // Blocks, of a quantized weight; its scales are too few to count.
+            let quantized = self.quantized(dtype);
+            let elements = match (quantized, shape.rank()) {
+                (None, _) => shape.elem_count(),
+                (Some(format), 2) => shape.elem_count() / format.block_bytes() * format.block(),
+                (Some(_), _) => 0,
             };
-            unit.tensors.push(Parameter { name: name.into(), elements, is_trained, matrix, is_in_4_bits });
+            unit.tensors.push(Parameter { name: name.into(), elements, is_trained, matrix, quantized });
         }
         // A single element, broadcast to the shape.
         Tensor::zeros((), dtype, device)?.broadcast_as(shape)
@@ -285,8 +292,8 @@ impl DividedLayers {
         }
         if let Some(unit) = self.found.lock().last_mut() {
             let LinearConfig { mut inputs, outputs, division, .. } = own;
-            if vb.dtype() == DType::U8 {
-                inputs = inputs / BLOCK_BYTES * BLOCK;
+            if let Some(format) = self.found.quantized(vb.dtype()) {
+                inputs = inputs / format.block_bytes() * format.block();
             }
             unit.layers.push(Layer { name, inputs, outputs, division });
         }

@@ -156,13 +156,15 @@ pub(super) fn save(job: &impl Job, model: &Parallel<CausalLm>, subject: &Subject
         lora => model.save_folder(out, &subject.weights, &how, lora.as_ref())?,
     }
     let Some(written) = written else { return Ok(()) };
-    if job.merges() && subject.lora.as_ref().is_some_and(models::Lora::is_in_4_bits) {
+    let format = subject.lora.as_ref().and_then(models::Lora::base_format);
+    if let Some(format) = format.filter(|_| job.merges()) {
         let saved = job
             .options()
             .save_dtype
             .map_or_else(|| "their type in --model".into(), |dtype| value_name(&dtype));
         note(format_args!(
-            "merged into the weights as their 4 bits hold them; each sum is rounded once, to {saved}"
+            "merged into the weights as their {} bits hold them; each sum is rounded once, to {saved}",
+            format.bits()
         ));
     }
     template.map_or(Ok(()), |template| template.save(out))?;

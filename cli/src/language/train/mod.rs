@@ -373,6 +373,9 @@ fn describe_evaluation(rows: &Rows, most: usize) -> String {
 fn describe_adapters(subject: &Subject) -> Option<String> {
     let lora = subject.lora.as_ref()?;
     let parameters: usize = lora.shapes().values().map(|dims| dims.iter().product::<usize>()).sum();
-    let base = if lora.is_in_4_bits() { ", on a base in 4 bits," } else { "" };
+    let base = lora
+        .base_format()
+        .map(|format| format!(", on a base in {} bits,", format.bits()))
+        .unwrap_or_default();
     Some(format!("rank {}, {parameters} parameters{base}", lora.config().rank))
 }

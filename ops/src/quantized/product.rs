@@ -1,4 +1,4 @@
-//! Linear layer of a weight in 4 bits.
+//! Linear layer of a weight in few bits.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,8 +7,7 @@ use candle_core::{CpuStorage, CustomOp2, DType, Layout, Module, Shape, Tensor, W
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::quantize::Nf4Scales;
-use super::{BLOCK, BLOCK_BYTES, GROUP};
+use super::{Format, QuantizedMatrix, Scales};
 use crate::blocks::has_one_thread;
 use crate::dense::{dense, with_numbers};
 use crate::op::working_dtype;
@@ -16,12 +15,12 @@ use crate::product::{Element, Matrix, ProductConfig};
 use crate::recompute::copied;
 use crate::{Error, Precision, kept_result, tape};
 
-const NAME: &str = "linear in 4 bits";
+const NAME: &str = "linear in few bits";
 
 /// Numbers of a tile: a multiple of a block, large enough for a product, small enough for a core's cache.
 const TILE: usize = 1 << 20;
 
-/// `x w'` of a frozen weight in 4 bits, whole or a part of a whole one.
+/// `x w'` of a frozen weight in 4 or 8 bits, whole or a part of a whole one.
 ///
 /// # Shapes
 /// Input `(.., inputs)`, result `(.., outputs)`.
@@ -32,17 +31,17 @@ const TILE: usize = 1 << 20;
 ///
 /// ```
 /// use candle_core::{Device, Module, Tensor, Var};
-/// use ops::nf4::{Nf4Linear, Nf4Matrix};
+/// use ops::quantized::{Format, QuantizedLinear, QuantizedMatrix};
 ///
 /// let (x, weight) = (Var::ones((5, 128), candle_core::DType::F32, &Device::Cpu)?, Tensor::randn(0f32, 1.0, (3, 128), &Device::Cpu)?);
-/// let quantized = Nf4Matrix::quantize(&weight)?;
-/// let y = Nf4Linear::whole(&quantized)?.forward(&x)?;
+/// let quantized = QuantizedMatrix::quantize(Format::Nf4, &weight)?;
+/// let y = QuantizedLinear::whole(&quantized)?.forward(&x)?;
 /// let gap = (&y - x.matmul(&quantized.widen()?.t()?)?)?.abs()?.max_all()?.to_scalar::<f32>()?;
 /// assert!(gap < 1e-4 && y.sum_all()?.backward()?.get(&x).is_some());
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug, Clone)]
-pub struct Nf4Linear {
+pub struct QuantizedLinear {
     blocks: Tensor,
     weight: Weight,
 }
@@ -51,33 +50,38 @@ pub struct Nf4Linear {
 #[derive(Debug, Clone)]
 struct Weight {
     inputs: usize,
-    scales: Arc<Nf4Scales>,
-    /// Of each row, the number of its first block in the whole matrix.
+    scales: Arc<Scales>,
+    /// Of each row, the number of its first scale in the whole matrix.
     rows: Arc<[usize]>,
 }
 
-impl Nf4Linear {
-    /// A layer of these blocks, a part of a matrix in 4 bits: `scales` are those of the whole ([`Nf4Matrix::scales`](super::Nf4Matrix)),
-    /// and `rows` says which block of the whole is the first one of each row here.
+impl QuantizedLinear {
+    /// A layer of these blocks, a part of a matrix in few bits: `scales` are those of the whole ([`QuantizedMatrix::scales`]),
+    /// and `rows` says which scale of the whole is the first one of each row here.
     ///
     /// # Shapes
     /// Both of u8: `blocks` `(outputs, bytes of a row)`, `scales` flat.
     ///
     /// # Errors
     /// Tensors of other shapes or dtypes, or not on a CPU; a row that is not in the whole matrix.
-    pub fn new(blocks: Tensor, scales: &Tensor, rows: Arc<[usize]>) -> candle_core::Result<Self> {
+    pub fn new(
+        format: Format,
+        blocks: Tensor,
+        scales: &Tensor,
+        rows: Arc<[usize]>,
+    ) -> candle_core::Result<Self> {
         let (outputs, bytes) = blocks.dims2()?;
         if !blocks.device().is_cpu() || blocks.dtype() != DType::U8 {
             bail!(
                 "{NAME}: the weight must be of u8 and on a CPU; there is no kernel for other devices so far"
             )
         }
-        let scales = Nf4Scales::read(&scales.flatten_all()?.to_vec1::<u8>()?);
-        let last = rows.iter().max().map_or(0, |first| first + bytes / BLOCK_BYTES);
-        if rows.len() != outputs || !bytes.is_multiple_of(BLOCK_BYTES) || last > scales.groups() * GROUP {
+        let scales = Scales::read(format, &scales.flatten_all()?.to_vec1::<u8>()?);
+        let inputs = bytes / format.block_bytes() * format.block();
+        let last = rows.iter().max().map_or(0, |first| first + format.scales_per_row(inputs));
+        if rows.len() != outputs || !bytes.is_multiple_of(format.block_bytes()) || last > scales.count() {
             bail!("{NAME}: {outputs} rows of {bytes} bytes are no part of the matrix that the scales are of")
         }
-        let inputs = bytes / BLOCK_BYTES * BLOCK;
         Ok(Self { blocks, weight: Weight { inputs, scales: Arc::new(scales), rows } })
     }
 
@@ -89,7 +93,7 @@ impl Nf4Linear {
     /// # Errors
     /// candle's.
     pub fn squares(&self) -> candle_core::Result<Tensor> {
-        let (outputs, per_row) = (self.weight.rows.len(), self.weight.inputs / BLOCK);
+        let (outputs, per_row) = (self.weight.rows.len(), self.weight.blocks_per_row());
         let each = (TILE / self.weight.inputs.max(1)).max(1);
         let starts: Vec<usize> = (0..outputs).step_by(each).collect();
         let squares = with_numbers(&self.blocks, |blocks: &[u8]| {
@@ -109,17 +113,18 @@ impl Nf4Linear {
     ///
     /// # Errors
     /// candle's.
-    pub fn whole(matrix: &super::Nf4Matrix) -> candle_core::Result<Self> {
-        let (bytes, scales) = (matrix.bytes_of_row(), matrix.scales());
+    pub fn whole(matrix: &QuantizedMatrix) -> candle_core::Result<Self> {
+        let (format, columns) = (matrix.format(), matrix.columns());
+        let (bytes, scales) = (format.row_bytes(columns)?, matrix.scales());
         let device = candle_core::Device::Cpu;
         let blocks =
             Tensor::from_slice(matrix.blocks(), (matrix.blocks().len() / bytes.max(1), bytes), &device)?;
-        let rows = (0..blocks.dim(0)?).map(|row| row * (bytes / BLOCK_BYTES)).collect();
-        Self::new(blocks, &Tensor::from_slice(&scales, scales.len(), &device)?, rows)
+        let rows = (0..blocks.dim(0)?).map(|row| row * format.scales_per_row(columns)).collect();
+        Self::new(format, blocks, &Tensor::from_slice(&scales, scales.len(), &device)?, rows)
     }
 }
 
-impl Module for Nf4Linear {
+impl Module for QuantizedLinear {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         working_dtype(NAME, x.dtype())?;
         if x.dims().last() != Some(&self.weight.inputs) {
@@ -154,15 +159,20 @@ enum Side {
 }
 
 impl Weight {
+    fn blocks_per_row(&self) -> usize {
+        self.inputs / self.scales.format().block()
+    }
+
     /// Widens a rectangle: rows, and blocks of each.
     fn tile<T: Element>(&self, blocks: &[u8], rows: Range<usize>, of_row: Range<usize>) -> Vec<T> {
-        let (bytes, columns) = (self.inputs / BLOCK * BLOCK_BYTES, of_row.len() * BLOCK);
+        let (format, per_row) = (self.scales.format(), self.blocks_per_row());
+        let (bytes, columns) = (per_row * format.block_bytes(), of_row.len() * format.block());
         let mut tile = vec![T::Sum::from_f64(0.0); rows.len() * columns];
         for (row, out) in rows.zip(tile.chunks_exact_mut(columns.max(1))) {
-            let start = row * bytes + of_row.start * BLOCK_BYTES;
-            let own = &blocks[start..start + of_row.len() * BLOCK_BYTES];
+            let start = row * bytes + of_row.start * format.block_bytes();
+            let own = &blocks[start..start + of_row.len() * format.block_bytes()];
             let wide = |x: f32| T::Sum::from_f64(x.into());
-            self.scales.widen(own, self.rows[row] + of_row.start, wide, out);
+            self.scales.widen(own, (self.rows[row], of_row.start), wide, out);
         }
         T::narrow(tile)
     }
@@ -175,17 +185,18 @@ impl Weight {
         side: Side,
         precision: Precision,
     ) -> candle_core::Result<Vec<T>> {
-        let (outputs, per_row) = (self.rows.len(), self.inputs / BLOCK);
+        let (outputs, per_row, block) =
+            (self.rows.len(), self.blocks_per_row(), self.scales.format().block());
         // The number of results in a row, and of those that a tile makes of them, in its unit: rows or blocks.
         let (summed, units, size) = match side {
             Side::Inputs => (self.inputs, outputs, 1),
-            Side::Outputs => (outputs, per_row, BLOCK),
+            Side::Outputs => (outputs, per_row, block),
         };
         let (count, results) = (x.len() / summed.max(1), units * size);
         if summed == 0 || count * results == 0 {
             return Ok(T::narrow(vec![T::Sum::from_f64(0.0); count * results]));
         }
-        let each = (TILE / (summed * size)).clamp(1, units).next_multiple_of(if size == 1 { 16 } else { 1 });
+        let each = (TILE / (summed * size)).clamp(1, units).next_multiple_of(if size < 16 { 16 } else { 1 });
         let x = Matrix::new(x, count, summed, summed);
         let mut how = ProductConfig { precision, in_parallel: false };
         let tiles: Vec<Range<usize>> =
@@ -200,7 +211,7 @@ impl Weight {
                 T::product((x, Matrix::new(&wide, tile.len(), summed, summed).t()), how)
             }
             Side::Outputs => {
-                let (wide, columns) = (self.tile::<T>(blocks, 0..outputs, tile.clone()), tile.len() * BLOCK);
+                let (wide, columns) = (self.tile::<T>(blocks, 0..outputs, tile.clone()), tile.len() * block);
                 T::product((x, Matrix::new(&wide, summed, columns, columns)), how)
             }
         };

@@ -1,0 +1,194 @@
+//! Frozen weights in few bits: quantized once, and multiplied by tiles that are widened on the way.
+//!
+//! There are two formats, as bitsandbytes writes them on a CPU: 4 bits a number with a scale for each block of a row ([`nf4`](crate::nf4)), and
+//! 8 bits with a scale for each row ([`Int8Matrix`]). A matrix is bytes, row by row, and the scales of the whole, so that a range of rows, or of
+//! blocks of all rows, is a part of a matrix that equals the whole there.
+
+mod int8;
+mod product;
+
+use candle_core::{Result, Tensor};
+
+use crate::nf4::{BLOCK, BLOCK_BYTES, Nf4Matrix, Nf4Scales};
+
+pub use int8::Int8Matrix;
+pub use product::QuantizedLinear;
+
+/// How numbers are held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Format {
+    /// 4 bits a number, and a scale for each block of 64 (NF4, with scales in 8 bits).
+    Nf4,
+    /// 8 bits a number, and a scale for each row (LLM.int8).
+    Int8,
+}
+
+impl Format {
+    /// Returns the bits of a number, without scales.
+    pub fn bits(self) -> u8 {
+        match self {
+            Self::Nf4 => 4,
+            Self::Int8 => 8,
+        }
+    }
+
+    /// Returns the numbers that rows are divided by only as a whole.
+    pub fn block(self) -> usize {
+        match self {
+            Self::Nf4 => BLOCK,
+            Self::Int8 => 1,
+        }
+    }
+
+    /// Returns the bytes of a block.
+    pub fn block_bytes(self) -> usize {
+        match self {
+            Self::Nf4 => BLOCK_BYTES,
+            Self::Int8 => 1,
+        }
+    }
+
+    /// Returns the bytes of a row of this many numbers.
+    ///
+    /// # Errors
+    /// A number of columns that blocks do not divide.
+    pub fn row_bytes(self, columns: usize) -> Result<usize> {
+        match self {
+            Self::Nf4 => Nf4Matrix::row_bytes(columns),
+            Self::Int8 => Ok(columns),
+        }
+    }
+
+    /// Returns the bytes of the scales of a whole matrix, as [`QuantizedMatrix::scales`] has them.
+    pub fn scale_bytes(self, rows: usize, columns: usize) -> usize {
+        match self {
+            Self::Nf4 => Nf4Matrix::scale_bytes(rows, columns),
+            Self::Int8 => size_of::<f32>() * rows,
+        }
+    }
+
+    /// Returns the number of scales of a row of this many numbers.
+    pub fn scales_per_row(self, columns: usize) -> usize {
+        match self {
+            Self::Nf4 => columns / BLOCK,
+            Self::Int8 => 1,
+        }
+    }
+}
+
+/// A matrix in few bits.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum QuantizedMatrix {
+    /// In 4 bits.
+    Nf4(Nf4Matrix),
+    /// In 8 bits.
+    Int8(Int8Matrix),
+}
+
+impl QuantizedMatrix {
+    /// Quantizes a matrix.
+    ///
+    /// # Shapes
+    /// `(rows, columns)`.
+    ///
+    /// # Errors
+    /// Those of [`Nf4Matrix::quantize`] and [`Int8Matrix::quantize`].
+    pub fn quantize(format: Format, matrix: &Tensor) -> Result<Self> {
+        Ok(match format {
+            Format::Nf4 => Self::Nf4(Nf4Matrix::quantize(matrix)?),
+            Format::Int8 => Self::Int8(Int8Matrix::quantize(matrix)?),
+        })
+    }
+
+    /// Returns how its numbers are held.
+    pub fn format(&self) -> Format {
+        match self {
+            Self::Nf4(_) => Format::Nf4,
+            Self::Int8(_) => Format::Int8,
+        }
+    }
+
+    /// Returns the bytes of all rows, one after the other.
+    pub fn blocks(&self) -> &[u8] {
+        match self {
+            Self::Nf4(matrix) => matrix.blocks(),
+            Self::Int8(matrix) => matrix.codes(),
+        }
+    }
+
+    /// Returns the bytes of the scales.
+    pub fn scales(&self) -> Vec<u8> {
+        match self {
+            Self::Nf4(matrix) => matrix.scales(),
+            Self::Int8(matrix) => matrix.scales().iter().flat_map(|scale| scale.to_le_bytes()).collect(),
+        }
+    }
+
+    /// Returns the whole matrix in f32.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn widen(&self) -> Result<Tensor> {
+        match self {
+            Self::Nf4(matrix) => matrix.widen(),
+            Self::Int8(matrix) => matrix.widen(),
+        }
+    }
+
+    fn columns(&self) -> usize {
+        match self {
+            Self::Nf4(matrix) => matrix.columns(),
+            Self::Int8(matrix) => matrix.columns(),
+        }
+    }
+}
+
+/// The scales of a whole matrix.
+#[derive(Debug, Clone)]
+enum Scales {
+    Nf4(Nf4Scales),
+    Int8(Vec<f32>),
+}
+
+impl Scales {
+    /// The inverse of [`QuantizedMatrix::scales`].
+    fn read(format: Format, bytes: &[u8]) -> Self {
+        match format {
+            Format::Nf4 => Self::Nf4(Nf4Scales::read(bytes)),
+            Format::Int8 => {
+                Self::Int8(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+            }
+        }
+    }
+
+    fn format(&self) -> Format {
+        match self {
+            Self::Nf4(_) => Format::Nf4,
+            Self::Int8(_) => Format::Int8,
+        }
+    }
+
+    /// The number of scales that there may be.
+    fn count(&self) -> usize {
+        match self {
+            Self::Nf4(scales) => scales.count(),
+            Self::Int8(scales) => scales.len(),
+        }
+    }
+
+    /// Widens blocks of a row, whose first scale is that of this number, from this block of the row on.
+    fn widen<T: Copy>(
+        &self,
+        blocks: &[u8],
+        (first, from): (usize, usize),
+        of: impl Fn(f32) -> T,
+        out: &mut [T],
+    ) {
+        match self {
+            Self::Nf4(scales) => scales.widen(blocks, first + from, of, out),
+            Self::Int8(scales) => int8::widen(blocks, scales[first], of, out),
+        }
+    }
+}
