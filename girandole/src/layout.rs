@@ -88,14 +88,15 @@ impl Layout {
     }
 
     /// Whether training can continue in this layout when a rank is lost: another rank holds the same part of the model, or
-    /// checkpoints do. `pp`, `cp`, `ep` and `tp` keep their sizes. Not with `far`, so far.
+    /// checkpoints do. `pp`, `cp`, `ep` and `tp` keep their sizes. With `far` the whole group of the rank is lost, and the others go on.
     pub fn survives_loss(&self, has_checkpoints: bool) -> bool {
-        self.far == 1 && (self.dp > 1 || (self.shard > 1 && has_checkpoints))
+        self.far > 1 || self.dp > 1 || (self.shard > 1 && has_checkpoints)
     }
 
     /// Returns the layout in which most of `ranks` ranks can continue, with batches of so many rows in so many
     /// micro-batches: with the same `pp`, `cp`, `ep` and `tp`, and smaller `dp` and `shard`. If possible, a rank holds no more than
-    /// before, and if there were copies of the model, there still are. `None` if there are too few ranks.
+    /// before, and if there were copies of the model, there still are. With `far`, fewer groups of the same size. `None` if there are too
+    /// few ranks.
     ///
     /// ```
     /// let layout: girandole::Layout = "dp=2,shard=2,tp=2".parse()?;
@@ -133,6 +134,10 @@ impl Layout {
     }
 
     fn fewer(&self, ranks: usize, fits: impl Fn(usize) -> bool) -> Option<Self> {
+        if self.far > 1 {
+            let far = (ranks / self.of_group().ranks()).min(self.far);
+            return (far > 1).then_some(Self { far, ..*self });
+        }
         let most = ranks / Self { dp: 1, shard: 1, ..*self }.ranks();
         let of = |data: usize| {
             let shard = (self.shard..=data).find(|shard| data.is_multiple_of(*shard)).unwrap_or(data);
@@ -200,6 +205,8 @@ mod tests {
             ("dp=3,ep=2", 5, 12, Some("dp=2,ep=2")),
             ("shard=2,ep=3", 5, 12, Some("ep=3")),
             ("ep=2", 1, 8, None),
+            ("far=3,dp=2", 5, 12, Some("far=2,dp=2")),
+            ("far=2", 1, 8, None),
         ] {
             assert_eq!(fewer(layout, ranks, batch).as_deref(), expected, "{layout} on {ranks}");
         }

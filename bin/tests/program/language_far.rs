@@ -83,7 +83,6 @@ fn options_of_groups_are_checked() {
         ),
         (&["--mesh", "far=2", "--far-lr", "0"], "--far-lr: got 0; nothing would be learned"),
         (&["--mesh", "far=2", "--far-momentum", "1"], "from 0 to below 1"),
-        (&["--mesh", "far=2", "--elastic", "1:2"], "groups of far do not go on without a rank that is lost"),
         (&["--mesh", "far=3"], "--batch-size: got 8; give a multiple of 3"),
     ] {
         let got = PRETRAIN.refuse(&[&["--data", &data, "--out", &out], options].concat());

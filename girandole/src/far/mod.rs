@@ -6,6 +6,7 @@
 pub(crate) mod checkpoints;
 mod exchange;
 mod quantized;
+mod round;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -23,6 +24,8 @@ use crate::parallel::{FarGroups, sum};
 use crate::{Error, Parallel, Result};
 use quantized::BLOCK;
 pub use quantized::FarPrecision;
+pub(crate) use round::Notice;
+use round::Round;
 
 /// How groups of a layout with `far` average what they have learned.
 ///
@@ -91,6 +94,8 @@ pub struct FarAverage {
     buffers: Vec<Var>,
     /// Targets of this group since the last average.
     targets: u64,
+    /// In an elastic run: what a round has received, until it is certain that all have.
+    received: Option<Round>,
 }
 
 /// The outer state of a parameter.
@@ -141,6 +146,7 @@ impl FarAverage {
             slots: vars.map(slot).collect::<Result<_>>()?,
             buffers: buffers.collect(),
             targets: 0,
+            received: None,
         }))
     }
 
@@ -161,23 +167,39 @@ impl FarAverage {
     /// # Errors
     /// Failures of communication.
     pub fn end_step(&mut self, step: usize, targets: usize, is_last: bool) -> Result<()> {
-        self.targets += targets as u64;
+        self.count(targets);
         if step.is_multiple_of(self.config.every) || is_last { self.average() } else { Ok(()) }
     }
 
-    fn average(&mut self) -> Result<()> {
-        let total = sum(&*self.groups.across, self.targets as f64)?;
-        if total > 0.0 {
-            let share = self.targets as f64 / total;
+    /// Counts the targets of a step.
+    pub(crate) fn count(&mut self, targets: usize) {
+        self.targets += targets as u64;
+    }
+
+    /// Averages the groups.
+    pub(crate) fn average(&mut self) -> Result<()> {
+        if let Some(share) = self.share()? {
             for bucket in self.buckets() {
-                self.average_bucket(bucket, share)?;
+                let sums = self.sum_of(bucket.clone(), share)?;
+                self.step_by(bucket, &sums)?;
             }
         }
-        let mut buffers = BucketAverage::new(self.groups.across.clone(), BUCKET_BYTES);
-        self.buffers.iter().try_for_each(|buffer| buffers.add(&buffer.as_detached_tensor()))?;
-        buffers.wait()?;
+        let buffers: Vec<Tensor> = self.buffers.iter().map(Var::as_detached_tensor).collect();
+        self.average_buffers(&buffers)?;
         self.targets = 0;
         Ok(())
+    }
+
+    /// This group's part of the targets of all groups; `None` if there are none.
+    fn share(&self) -> Result<Option<f64>> {
+        let total = sum(&*self.groups.across, self.targets as f64)?;
+        Ok((total > 0.0).then(|| self.targets as f64 / total))
+    }
+
+    fn average_buffers(&self, buffers: &[Tensor]) -> Result<()> {
+        let mut average = BucketAverage::new(self.groups.across.clone(), BUCKET_BYTES);
+        buffers.iter().try_for_each(|buffer| average.add(buffer))?;
+        Ok(average.wait()?)
     }
 
     /// Ranges of slots of one dtype and device, none of more than [`BUCKET`] elements if it has several.
@@ -201,7 +223,8 @@ impl FarAverage {
         buckets
     }
 
-    fn average_bucket(&mut self, bucket: Range<usize>, share: f64) -> Result<()> {
+    /// Returns the sum of what the groups send of these parameters, and what this one has not sent.
+    fn sum_of(&self, bucket: Range<usize>, share: f64) -> Result<(Tensor, Option<Tensor>)> {
         let change = |slot: &Slot| {
             let change = ((slot.start()? - slot.var.as_detached_tensor())? * share)?;
             let change = match &slot.error {
@@ -212,14 +235,18 @@ impl FarAverage {
             // So that a scale is of one parameter: ranks that hold one whole beside parts of others send the same of it.
             change.pad_with_zeros(0, 0, slot.padded() - change.elem_count())
         };
-        let changes = self.slots[bucket.clone()].iter().map(change);
+        let changes = self.slots[bucket].iter().map(change);
         let changes = Tensor::cat(&changes.collect::<candle_core::Result<Vec<_>>>()?, 0)?;
-        let (mean, errors) = sum_over_groups(&self.groups, &changes, &*self.copies, self.config.precision)?;
+        sum_over_groups(&self.groups, &changes, &*self.copies, self.config.precision)
+    }
+
+    /// The outer step of these parameters.
+    fn step_by(&mut self, bucket: Range<usize>, (mean, errors): &(Tensor, Option<Tensor>)) -> Result<()> {
         let (FarConfig { learning_rate, momentum, .. }, mut begin) = (self.config, 0);
         for slot in &mut self.slots[bucket] {
             let (shape, len) = (slot.var.shape().clone(), slot.var.elem_count());
             let part = |all: &Tensor| all.narrow(0, begin, len)?.reshape(&shape);
-            let mean = part(&mean)?;
+            let mean = part(mean)?;
             slot.error = errors.as_ref().map(part).transpose()?;
             let moved = match (momentum, &slot.momentum) {
                 (0.0, _) => mean,

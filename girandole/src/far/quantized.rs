@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use candle_core::{DType, Device, Tensor};
 use comm::{Communicator, Operation};
+use half::f16;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
@@ -17,6 +18,8 @@ pub enum FarPrecision {
     /// All of it, also of f64.
     #[default]
     F32,
+    /// 16 bits (f16).
+    F16,
     /// 8 bits, in blocks of 128 with a scale each.
     Int8,
     /// 4 bits, in blocks of 128 with a scale each.
@@ -27,16 +30,18 @@ impl FarPrecision {
     pub(super) fn bits(self) -> Option<u32> {
         match self {
             Self::F32 => None,
+            Self::F16 => Some(16),
             Self::Int8 => Some(8),
             Self::Int4 => Some(4),
         }
     }
 }
 
-/// A tensor in few bits: each number is a whole multiple of its block's scale.
+/// A tensor in few bits: each number is a whole multiple of its block's scale, or in 16 bits an f16.
 pub(super) struct Quantized {
     bits: u32,
     like: Tensor,
+    /// None in 16 bits.
     scales: Vec<f32>,
     /// Two numbers of 4 bits in each, the first in the lower half.
     codes: Vec<u8>,
@@ -46,6 +51,10 @@ impl Quantized {
     /// Rounds a tensor of one dimension, a multiple of [`BLOCK`].
     pub(super) fn new(tensor: &Tensor, bits: u32) -> Result<Self> {
         let numbers = tensor.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+        if bits == 16 {
+            let codes = numbers.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect();
+            return Ok(Self { bits, like: tensor.clone(), scales: Vec::new(), codes });
+        }
         let most = (1i32 << (bits - 1)) - 1;
         let mut scales = Vec::with_capacity(numbers.len() / BLOCK);
         let mut codes = Vec::with_capacity(numbers.len() * bits as usize / 8);
@@ -82,7 +91,10 @@ impl Quantized {
         Ok(Self {
             bits: self.bits,
             like: self.like.narrow(0, range.start, range.len())?,
-            scales: self.scales[range.start / BLOCK..range.end / BLOCK].to_vec(),
+            scales: match self.bits {
+                16 => Vec::new(),
+                _ => self.scales[range.start / BLOCK..range.end / BLOCK].to_vec(),
+            },
             codes: self.codes[bytes(range.start)..bytes(range.end)].to_vec(),
         })
     }
@@ -109,6 +121,12 @@ impl Quantized {
     }
 
     fn numbers(&self, scales: &[f32], codes: &[u8]) -> Vec<f32> {
+        if self.bits == 16 {
+            return codes
+                .chunks_exact(2)
+                .map(|code| f16::from_le_bytes([code[0], code[1]]).to_f32())
+                .collect();
+        }
         let of_block = |(scale, codes): (&f32, &[u8])| -> Vec<f32> {
             match self.bits {
                 // The sign is the highest of 4 bits.
@@ -150,6 +168,10 @@ mod tests {
             let apart = apart.abs().unwrap().max(0).unwrap().to_scalar::<f32>().unwrap();
             assert!(apart > 0.1 / most && apart <= 0.5001 / most, "{bits} bits: {apart}");
         }
+        let x = numbers(1, 3 * BLOCK);
+        let apart = (&x - Quantized::new(&x, 16).unwrap().values().unwrap()).unwrap();
+        let apart = apart.abs().unwrap().max(0).unwrap().to_scalar::<f32>().unwrap();
+        assert!(apart > 1e-4 && apart <= 1.0 / 4096.0, "{apart}");
         let odd = Tensor::new(&[f32::NAN; BLOCK], &Device::Cpu).unwrap();
         let odd = Quantized::new(&odd, 8).unwrap().values().unwrap().to_vec1::<f32>().unwrap();
         assert!(odd.iter().all(|x| x.is_nan()));
@@ -160,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_sum_is_that_of_what_each_rank_sends() {
-        for bits in [8, 4] {
+        for bits in [16, 8, 4] {
             let sums = Local::run_shared(3, |comm| {
                 let own =
                     Quantized::new(&numbers(comm.rank() as u32, 4 * BLOCK), bits).map_err(comm::carry)?;

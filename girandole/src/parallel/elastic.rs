@@ -7,6 +7,7 @@ use comm::Communicator;
 use training::build::Model;
 
 use super::axes::Axes;
+use super::far_groups::FarGroups;
 use super::{Kind, Parallel, ParallelConfig};
 use crate::{Error, Layout, Result};
 
@@ -37,13 +38,20 @@ impl<M: Model> Parallel<M> {
         Ok(())
     }
 
+    /// Builds the model again in other groups of a layout with `far`. Trained parameters have any values. Call on every rank of this one's
+    /// group.
+    pub(crate) fn rebuilt_in(&self, far: FarGroups) -> Result<Self> {
+        let own = self.rebuilt(far.group.clone(), &self.layout.of_group())?;
+        Ok(Self { layout: Layout { far: far.count(), ..self.layout }, far: Some(far), ..own })
+    }
+
     /// Builds the model again in another group and layout. Trained parameters have any values. Call on every rank of the
     /// group.
     pub(crate) fn rebuilt(&self, comm: Arc<dyn Communicator>, layout: &Layout) -> Result<Self> {
         let of_example = |example: &Tensor| -> Result<Tensor> {
             let mut dims = example.dims().to_vec();
             if let Some(rows) = dims.first_mut() {
-                *rows = (*rows * self.layout.data_ranks() / layout.data_ranks()).max(1);
+                *rows = (*rows * self.layout.of_group().data_ranks() / layout.data_ranks()).max(1);
             }
             Ok(Tensor::zeros(dims, example.dtype(), example.device())?)
         };

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use comm::{Communicator, Mesh, Operation, broadcast_object};
+use comm::{Communicator, Operation, all_gather_object, broadcast_object};
 
 use super::micro_batches::sum;
-use crate::{Layout, Result};
+use crate::{Error, Layout, Result};
 
-/// The groups of ranks that train on their own.
+/// The groups of ranks that train on their own. Those of an elastic run may be fewer than at its beginning.
 #[derive(Debug, Clone)]
 pub struct FarGroups {
     /// All ranks of the job.
@@ -19,24 +19,72 @@ pub struct FarGroups {
     pub(crate) across: Arc<dyn Communicator>,
     /// Tells this run from others, the same on all ranks.
     pub(crate) run: u64,
+    /// This group's seat among those of the run, which it keeps when others are lost: its rows of a batch.
+    seat: usize,
+    /// Number of seats.
+    seats: usize,
+    /// The seats of the groups that are there, in their order.
+    taken: Vec<usize>,
 }
 
 impl FarGroups {
-    /// Divides the ranks of a layout; `None` if it has no `far`. Call on every rank.
+    /// Divides the ranks of a layout; `None` if it has no `far`. Call on every rank. New groups take the seats of lost ones.
     pub(super) fn new(world: Arc<dyn Communicator>, layout: &Layout) -> Result<Option<Self>> {
-        if layout.far == 1 {
-            return Ok(None);
+        match layout.far {
+            1 => Ok(None),
+            _ => Self::among(world, layout, None).map(Some),
         }
-        layout.check(world.world_size())?;
-        let mesh = Mesh::new(world.clone(), &[("far", layout.far), ("group", layout.of_group().ranks())])?;
-        let (group, across) = (mesh.axis("group")?.clone(), mesh.axis("far")?.clone());
-        // Of the time to the nanosecond: runs that go on from one another begin at different times.
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
-        let run = broadcast_object(&*world, &now, 0)?;
-        Ok(Some(Self { world, group, across, run }))
     }
 
-    /// Number of this rank's group, from 0.
+    /// Divides the ranks of another group of all ranks, in which some groups were lost or are new.
+    pub(crate) fn regrouped(&self, world: Arc<dyn Communicator>, layout: &Layout) -> Result<Self> {
+        Self::among(world, layout, Some((self.seat, self.seats, self.run)))
+    }
+
+    /// `own` are the seat of this rank's group, the number of seats, and the run, unless it is new.
+    fn among(
+        world: Arc<dyn Communicator>,
+        layout: &Layout,
+        own: Option<(usize, usize, u64)>,
+    ) -> Result<Self> {
+        layout.check(world.world_size())?;
+        let known: Vec<Option<(usize, usize, u64)>> = all_gather_object(&*world, &own)?;
+        let (seats, run) = match known.iter().flatten().next() {
+            Some((_, seats, run)) => (*seats, *run),
+            None => {
+                // Of the time to the nanosecond: runs that go on from one another begin at different times.
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
+                (layout.far, broadcast_object(&*world, &now, 0)?)
+            }
+        };
+        let taken = known.iter().map(|known| known.map(|(seat, ..)| seat)).collect::<Vec<_>>();
+        let of_ranks = seated(&taken, seats, layout.of_group().ranks());
+        let Some(seat) = of_ranks[world.rank()] else {
+            return Err(Error::invalid(
+                "the groups of far",
+                layout,
+                "there are no more seats than at the beginning",
+            ));
+        };
+        // In the order of their first ranks.
+        let mut order: Vec<Option<usize>> = Vec::new();
+        of_ranks.iter().for_each(|seat| {
+            if !order.contains(seat) {
+                order.push(*seat)
+            }
+        });
+        let number = order.iter().position(|of| *of == Some(seat)).unwrap_or(0);
+        let place = of_ranks[..world.rank()].iter().filter(|of| **of == Some(seat)).count();
+        let split = |color: usize, key: usize| {
+            let group = world.split(Some(color), key)?;
+            group.ok_or_else(|| Error::invalid("a group of far", "none", "this is a mistake in girandole"))
+        };
+        let (group, across) = (split(seat, world.rank())?, split(place, number)?);
+        let taken = order.into_iter().flatten().collect();
+        Ok(Self { world, group, across, run, seat, seats, taken })
+    }
+
+    /// Number of this rank's group, from 0: the first one has the first rank.
     pub fn number(&self) -> usize {
         self.across.rank()
     }
@@ -44,6 +92,17 @@ impl FarGroups {
     /// Number of groups.
     pub fn count(&self) -> usize {
         self.across.world_size()
+    }
+
+    /// This group's part of each batch, and how many parts there are: as many as groups at the beginning of the run. Rows of a group
+    /// that is lost are left out.
+    pub fn share_of_batch(&self) -> (usize, usize) {
+        (self.seat, self.seats)
+    }
+
+    /// The seats of the groups that are there, in their order.
+    pub(crate) fn seats(&self) -> &[usize] {
+        &self.taken
     }
 
     /// Whether something is so in all groups. Call on every rank.
@@ -55,5 +114,26 @@ impl FarGroups {
     /// every other then has one, too.
     pub(crate) fn wait_for_all(&self) -> Result<()> {
         Ok(self.world.run(Operation::Barrier)?)
+    }
+}
+
+/// Gives the ranks without a seat the free ones, as many ranks of each as a group has.
+fn seated(taken: &[Option<usize>], seats: usize, ranks: usize) -> Vec<Option<usize>> {
+    let free = (0..seats).filter(|seat| !taken.contains(&Some(*seat)));
+    let mut free = free.flat_map(|seat| std::iter::repeat_n(seat, ranks));
+    taken.iter().map(|seat| seat.or_else(|| free.next())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::seated;
+
+    #[test]
+    fn new_groups_take_the_seats_of_lost_ones() {
+        let first = seated(&[None; 6], 3, 2).into_iter().flatten().collect::<Vec<_>>();
+        assert_eq!(first, [0, 0, 1, 1, 2, 2]);
+        let later = seated(&[Some(2), Some(1), None, None], 4, 1).into_iter().flatten().collect::<Vec<_>>();
+        assert_eq!(later, [2, 1, 0, 3]);
+        assert_eq!(seated(&[Some(0), None], 1, 1), [Some(0), None]);
     }
 }

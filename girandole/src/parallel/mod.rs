@@ -159,7 +159,7 @@ impl<M: Model> Parallel<M> {
     /// each group takes a part of the batch.
     pub fn share_of_batch(&self) -> (usize, usize) {
         let (rank, ranks) = (self.axes.data.rank(), self.axes.data.world_size());
-        let (group, groups) = self.far.as_ref().map_or((0, 1), |far| (far.number(), far.count()));
+        let (group, groups) = self.far.as_ref().map_or((0, 1), FarGroups::share_of_batch);
         // The rows of a group are the same in every layout of it.
         (rank * groups + group, groups * ranks)
     }
@@ -325,6 +325,7 @@ impl<M: Model> Parallel<M> {
         let Axes { of_parameters: mesh, averaged, .. } = &self.axes;
         let axis = |name: &str| mesh.axis(name).map(of).unwrap_or_default();
         axis("tp")
+            + self.far.as_ref().map(|far| of(&far.across)).unwrap_or_default()
             + self.axes.context.as_ref().map(|rows| of(rows.comm())).unwrap_or_default()
             + self.axes.experts.as_ref().map(|experts| of(experts.comm())).unwrap_or_default()
             + match &self.model {

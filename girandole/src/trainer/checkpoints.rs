@@ -11,6 +11,7 @@ use training::{CheckpointConfig, Checkpoints, Contents};
 
 use super::consistency::{CheckpointExtra, check_resume};
 use super::saver::{BackgroundSaver, Writing};
+use super::stop::signal_of;
 use super::{CheckpointPlan, Done, Observer, ObserverState, Stop, StopCheck, Trainer};
 use crate::agreement::all_agree;
 use crate::far::checkpoints::{self as far, FarRun};
@@ -105,7 +106,7 @@ impl<M: Model> Trainer<'_, M> {
     pub(super) fn start_writer(&mut self) -> Result<Option<Complete>> {
         let in_background = self.config.checkpoints.as_ref().is_some_and(|plan| plan.in_background);
         let Some(folder) = self.checkpoints.folder.clone().filter(|_| in_background) else { return Ok(None) };
-        let mut saver = BackgroundSaver::new(&*self.job.world, folder)?;
+        let mut saver = BackgroundSaver::new(&**self.model.mesh().world(), folder)?;
         let mut unobserved = None;
         if let Writer::Abandoned { at_work, complete } = &mut self.checkpoints.writer {
             (saver.before, unobserved) = (at_work.take(), complete.take());
@@ -157,13 +158,13 @@ impl<M: Model> Trainer<'_, M> {
         self.wait_for_copies();
         self.model.load_checkpoint(contents, Some(&mut self.optimizer))?;
         if own.is_none() && self.model.far().is_some_and(|far| far.number() > 0) {
-            self.optimizer.forget_unsent();
+            self.optimizer.far().into_iter().for_each(|far| far.forget_unsent());
         }
         let state =
             serde_json::from_value(contents.sampler.clone()).map_err(|error| refuse(error.to_string()))?;
         self.batches.resume(&state).map_err(|error| refuse(error.to_string()))?;
         let step = contents.step as usize;
-        self.done = Done { step, evaluated: step, latest: None, ..self.done };
+        self.done = Done { step, averaged: step, evaluated: step, latest: None, ..self.done };
         (self.checkpoints.begun, self.checkpoints.written) = (step, step);
         if step > self.config.steps {
             let help = format!("the checkpoint is at step {step} already: give more");
@@ -198,10 +199,25 @@ impl<M: Model> Trainer<'_, M> {
         self.summary.checkpoint_seconds += began.elapsed().as_secs_f64();
     }
 
+    /// Whether a checkpoint is due. Groups of an elastic run with `far` write theirs after an average, the last one of which all groups
+    /// have made when the next is due.
+    pub(super) fn is_checkpoint_due(&self) -> bool {
+        let every = self.config.checkpoints.as_ref().map(|plan| plan.every);
+        if !self.has_elastic_groups() {
+            return self.is_due(every, self.checkpoints.begun);
+        }
+        let (step, begun) = (self.done.step, self.checkpoints.begun);
+        let is_over = |every: usize| begun / every < step / every || step == self.config.steps;
+        self.is_after_average() && begun < step && every.is_some_and(is_over)
+    }
+
     /// Whether the model may replace that of an earlier checkpoint: not after a loss that is not finite, in any group of `far`. Every rank
     /// must call it.
     pub(super) fn may_save(&self) -> Result<bool> {
         let is_finite = self.done.latest.is_none_or(|latest| latest.loss.is_finite());
+        if self.has_elastic_groups() {
+            return Ok(is_finite);
+        }
         self.model.far().map_or(Ok(is_finite), |far| far.all(is_finite))
     }
 
@@ -223,6 +239,9 @@ impl<M: Model> Trainer<'_, M> {
 
     /// Writes a checkpoint and ends the run with [`Error::Stopped`], if that is asked for.
     pub(super) fn stop_if_asked(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
+        if self.has_elastic_groups() {
+            return self.stop_groups(observer);
+        }
         // Groups that train on their own hear of it when they average.
         if self.model.far().is_some() && !self.done.step.is_multiple_of(self.config.far.every) {
             return Ok(());
@@ -236,6 +255,20 @@ impl<M: Model> Trainer<'_, M> {
         // A launcher may end all ranks when the first one ends: by then all files must be complete.
         self.stop.as_ref().map_or(Ok(()), StopCheck::wait_for_all)?;
         if leaves { Err(Error::Stopped { step: self.done.step, signal }) } else { Ok(()) }
+    }
+
+    /// Of an elastic run with `far`: all groups stop after the average in which one of them asks for it.
+    fn stop_groups(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
+        let cause = self.done.notice.stop;
+        if cause == 0 || !self.is_after_average() {
+            return Ok(());
+        }
+        if self.checkpoints.folder.is_some() && self.checkpoints.begun < self.done.step && self.may_save()? {
+            self.write_checkpoint(observer)?;
+        }
+        self.finish(observer)?;
+        self.model.far().map_or(Ok(()), FarGroups::wait_for_all)?;
+        Err(Error::Stopped { step: self.done.step, signal: signal_of(cause) })
     }
 
     fn save(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
@@ -253,11 +286,13 @@ impl<M: Model> Trainer<'_, M> {
         let far = self.model.far().map(FarRun::of);
         let extra = CheckpointExtra { data, optimizer, far, settings, observer: values };
         let checkpoint = extra.at(self.batches.epoch(), self.done.step as u64, sampler, tensors)?;
+        // In an elastic run, the last average has waited for them.
+        let others = self.model.far().filter(|_| !self.has_elastic_groups()).cloned();
         let (step, folder) = match &mut self.checkpoints.writer {
             Writer::InBackground(saver) => {
                 // Before another copy is made, so that there is only one in memory.
                 let folder = saver.wait()?;
-                self.model.far().map_or(Ok(()), FarGroups::wait_for_all)?;
+                others.as_ref().map_or(Ok(()), FarGroups::wait_for_all)?;
                 let snapshot = self.model.snapshot_later(Some(&self.optimizer));
                 let snapshot = all_agree(&**self.model.mesh().world(), snapshot)?;
                 // The optimizer's next step waits until the copy is made; forward and backward do not.
@@ -265,7 +300,7 @@ impl<M: Model> Trainer<'_, M> {
                 (self.checkpoints.begun, folder)
             }
             Writer::BetweenSteps | Writer::Abandoned { .. } => {
-                self.model.far().map_or(Ok(()), FarGroups::wait_for_all)?;
+                others.as_ref().map_or(Ok(()), FarGroups::wait_for_all)?;
                 let folder = self.model.save_checkpoint(checkpoints, Some(&self.optimizer), &checkpoint)?;
                 (self.done.step, Some(folder))
             }

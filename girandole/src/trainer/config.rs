@@ -39,7 +39,8 @@ pub struct TrainConfig {
     /// (`comm::TcpConfig::elastic`). `pp` and `tp` keep their sizes, and `dp` and `shard` become smaller. What a lost
     /// rank held comes from a rank that holds the same, or if there is none, the run goes back to the last checkpoint. The
     /// rows of a batch are then distributed unevenly if they are not a multiple of the ranks; with `pp`, ranks are left
-    /// over instead. A rank that is not needed ends with [`Error::NotNeeded`]. Default: `None`, a loss ends the run.
+    /// over instead. With `far`, a group is lost with any of its ranks, and the other groups go on: its rows and its part of the averages
+    /// are left out. Groups then write checkpoints after averages only, and are asked to stop there. A rank that is not needed ends with [`Error::NotNeeded`]. Default: `None`, a loss ends the run.
     pub fewest_ranks: Option<usize>,
     /// How lost ranks of an elastic run are replaced by new ones. Default: `None`, they are not.
     pub replacement: Option<Replacement>,
@@ -124,9 +125,6 @@ impl TrainConfig {
             return Ok(());
         }
         let help = match layout.shard {
-            _ if layout.far > 1 => {
-                "groups of far do not go on without a rank that is lost: leave fewest_ranks out"
-            }
             1 => {
                 "pp, cp, ep and tp keep their sizes: only a layout with dp or shard can go on with fewer ranks"
             }

@@ -52,6 +52,7 @@ mod learning_rate;
 mod observer;
 mod optimizer;
 mod preferences;
+mod rounds;
 mod saver;
 mod step;
 mod stop;
@@ -67,6 +68,7 @@ use self::consistency::check_equal_on_all_ranks;
 use self::data::Batches;
 use self::elastic::{Job, RankState};
 use self::optimizer::RunOptimizer;
+use crate::far::Notice;
 use crate::{Parallel, Result};
 
 pub use crate::far::checkpoints::{FarRun, latest as latest_of_groups};
@@ -103,6 +105,9 @@ pub struct Trainer<'a, M> {
 struct Done {
     /// Number of completed steps.
     step: usize,
+    /// With `far`: step of the last average, and in an elastic run what ranks have told each other in it.
+    averaged: usize,
+    notice: Notice,
     /// Step of the last evaluation.
     evaluated: usize,
     /// Number of final tasks, the work after the last step, that are done.
@@ -148,7 +153,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         config.check_far(model.layout())?;
         let mut trainer = Self::at_beginning(model, data, config)?;
         check_equal_on_all_ranks(trainer.model, &*trainer.batches.data, &trainer.config)?;
-        let world = trainer.job.world.clone();
+        let world = trainer.model.mesh().world().clone();
         let folder = trainer.open_checkpoints()?;
         folder.map_or(Ok(()), |folder| claim_checkpoints(&*world, folder))?;
         trainer.start_writer()?;
@@ -179,7 +184,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         config.check(model.layout().data_ranks(), model.config().micro_batches)?;
         let batches = Batches::new(data, &config)?;
         let optimizer = RunOptimizer::new(model, &config.optimizer, &config.far)?;
-        let job = Job::new(model.mesh().world().clone(), config.whole(model.layout()));
+        let job = Job::new(model.world().clone(), config.whole(model.layout()));
         Ok(Self {
             config,
             model,
@@ -291,21 +296,25 @@ impl<'a, M: Model> Trainer<'a, M> {
         observer: &mut dyn Observer<M>,
         last: &mut Instant,
     ) -> Result<bool> {
-        if self.is_due(Some(self.config.evaluate_every.unwrap_or(usize::MAX)), self.done.evaluated) {
+        if self.is_round_due() {
+            // One in which a rank was lost.
+            self.average_groups(observer)?;
+        } else if self.is_due(Some(self.config.evaluate_every.unwrap_or(usize::MAX)), self.done.evaluated) {
             // In any case at the end. Before the checkpoint, so that it includes the observer's result.
             tracing::info_span!("evaluation").in_scope(|| self.evaluate(observer))?;
             self.done.evaluated = self.done.step;
-        } else if self.is_due(self.config.checkpoints.as_ref().map(|plan| plan.every), self.checkpoints.begun)
-            && self.may_save()?
-        {
+        } else if self.is_checkpoint_due() && self.may_save()? {
             self.write_checkpoint(observer)?;
         } else if self.done.step < last_step {
             self.stop_if_asked(observer)?;
             if !self.admit_new_ranks(observer)? {
+                self.hear_of_loss()?;
                 let mut report = self.train_step()?;
+                let averaged = self.average_after(&mut report, observer);
                 report.seconds += last.elapsed().as_secs_f64();
                 self.count(report);
                 observer.stepped(&report)?;
+                averaged?;
                 match self.model.expert_loads() {
                     [] => {}
                     loads => observer.routed(report.step, loads)?,
@@ -322,7 +331,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             self.summary.last_checkpoint_seconds += stood_still.elapsed().as_secs_f64();
             if self.config.fewest_ranks.is_some() {
                 // A rank that is done stays until all are, to repeat the work if another one is lost in it.
-                self.model.mesh().world().run(Operation::Barrier)?;
+                self.model.world().run(Operation::Barrier)?;
             }
             return Ok(false);
         }

@@ -204,14 +204,9 @@ impl RunOptimizer {
         Ok(self.optimizer.step_whole(grads, scale, matrices)?)
     }
 
-    /// After a step: averages the groups of `far`, if that is due. Every rank must call it.
-    pub(super) fn average_groups(&mut self, step: usize, targets: usize, is_last: bool) -> Result<()> {
-        self.far.as_mut().map_or(Ok(()), |far| far.end_step(step, targets, is_last))
-    }
-
-    /// After a checkpoint of another group of `far`.
-    pub(super) fn forget_unsent(&mut self) {
-        self.far.iter_mut().for_each(FarAverage::forget_unsent);
+    /// The outer step of `far`.
+    pub(super) fn far(&mut self) -> Option<&mut FarAverage> {
+        self.far.as_mut()
     }
 
     /// The group of all ranks has changed: matrices are distributed anew in the next step.

@@ -13,7 +13,7 @@
 //! | learning rate | [`Trainer::step_once`] | `learning_rate.rs` |
 //! | optimizer | [`Trainer::update`] | `optimizer.rs`; `training::{Adam, Muon, Sgd}`, `strategy::OwnedMatrices` |
 //! | corrections of experts' routers | [`Trainer::update`] | `parallel/balance.rs` |
-//! | average of groups that train on their own (`far`) | [`Trainer::step_once`] | `far/mod.rs` |
+//! | average of groups that train on their own (`far`) | after the step: `rounds.rs` | `far/mod.rs` |
 //! | report | [`Trainer::step_once`] | `observer.rs`; the commands write it as metrics: `cli/src/language/speed.rs`, `report/src/metrics` |
 //!
 //! Around it: the loop over steps, evaluations and checkpoints is in `trainer/mod.rs`; what happens when a rank is lost is in
@@ -80,13 +80,9 @@ impl<M: Model> Trainer<'_, M> {
             false => self.update(&step.grads, learning_rate)?,
         };
         self.done.step += 1;
-        // Of groups that train on their own (`far`), after several steps.
-        if self.model.far().is_some() {
-            self.wait_for_copies();
-            let is_last = self.done.step == self.config.steps;
-            let targets = if step.skipped { 0 } else { step.targets };
-            self.optimizer.average_groups(self.done.step, targets, is_last)?;
-        }
+        // Groups that train on their own (`far`) average after several steps, by the targets in these.
+        let targets = if step.skipped { 0 } else { step.targets };
+        self.optimizer.far().into_iter().for_each(|far| far.count(targets));
 
         let stats = self.model.stats();
         let seconds =

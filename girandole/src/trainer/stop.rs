@@ -51,7 +51,7 @@ impl StopFlag {
         self.cause() > 0
     }
 
-    fn cause(&self) -> u32 {
+    pub(super) fn cause(&self) -> u32 {
         self.0.load(Ordering::SeqCst)
     }
 }
@@ -68,6 +68,11 @@ impl std::fmt::Debug for StopFlag {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("StopFlag")
     }
+}
+
+/// The signal of a cause; `None` if the program asked.
+pub(super) fn signal_of(cause: u32) -> Option<i32> {
+    i32::try_from(cause).ok().filter(|_| cause < BY_PROGRAM)
 }
 
 /// What the ranks have agreed upon: all write a checkpoint now.
@@ -144,8 +149,7 @@ impl StopCheck {
             // If a rank is lost before all have ended, the others still know.
             self.flag.request_for(cause);
         }
-        let signal = i32::try_from(cause).ok().filter(|_| cause < BY_PROGRAM);
-        Ok(Some(Stop { signal, leaves }))
+        Ok(Some(Stop { signal: signal_of(cause), leaves }))
     }
 
     /// Returns the cause of the request, 0 if there is none, and the microseconds of a step, the most of any rank.

@@ -144,18 +144,22 @@ fn train(
 }
 
 /// A job whose ranks meet over TCP.
-struct Job {
+pub(crate) struct Job {
     folder: tempfile::TempDir,
     secret: Secret,
     ranks: usize,
 }
 
 impl Job {
-    fn new(ranks: usize) -> Self {
+    pub(crate) fn new(ranks: usize) -> Self {
         Self { folder: tempfile::tempdir().unwrap(), secret: Secret::random().unwrap(), ranks }
     }
 
-    fn connect(&self, rank: usize, newcomer: bool) -> girandole::comm::Result<Arc<dyn Communicator>> {
+    pub(crate) fn connect(
+        &self,
+        rank: usize,
+        newcomer: bool,
+    ) -> girandole::comm::Result<Arc<dyn Communicator>> {
         let file = Some(self.folder.path().join("group"));
         let config = TcpConfig {
             rank,

@@ -14,6 +14,9 @@ enum BitsOption {
     /// All of them.
     #[value(name = "32")]
     All,
+    /// 16 (f16).
+    #[value(name = "16")]
+    Sixteen,
     /// 8, with a scale for each 128 numbers.
     #[value(name = "8")]
     Eight,
@@ -39,7 +42,7 @@ pub(super) struct FarOptions {
     far_momentum: Option<f64>,
     /// Bits of each number that groups send [default: 32]
     ///
-    /// With 8 or 4, 128 numbers have a scale together, and what is not sent of a change is added to the next.
+    /// With 8 or 4, 128 numbers have a scale together. In fewer than 32, what is not sent of a change is added to the next.
     #[arg(long, value_name = "BITS", value_enum, help_heading = "Optimizer")]
     far_bits: Option<BitsOption>,
 }
@@ -54,6 +57,7 @@ impl FarOptions {
             momentum: self.far_momentum.unwrap_or(default.momentum),
             precision: match self.far_bits {
                 None | Some(BitsOption::All) => FarPrecision::F32,
+                Some(BitsOption::Sixteen) => FarPrecision::F16,
                 Some(BitsOption::Eight) => FarPrecision::Int8,
                 Some(BitsOption::Four) => FarPrecision::Int4,
             },

@@ -327,9 +327,6 @@ impl TrainOptions {
         let refuse = |option, got: String, help: String| Err(Error::Option { option, got, help });
         if layout.ranks() > 1 && !self.survives_loss(layout) {
             let help = match layout.shard {
-                _ if layout.far > 1 => {
-                    "groups of far do not go on without a rank that is lost: leave it out, and give --checkpoint-dir to go on from"
-                }
                 1 => {
                     "pp, cp, ep and tp keep their sizes: give a --mesh with dp or shard, or --checkpoint-dir and start again"
                 }
@@ -344,15 +341,18 @@ impl TrainOptions {
             let help = format!("the mesh is that of all ranks, so give {min}:{ranks}, or another --mesh");
             return refuse("--elastic", format!("{elastic} with --mesh {layout}"), help);
         }
-        let fewest = Layout { dp: 1, shard: 1, ..*layout }.ranks();
+        let (fewest, keeps) = match layout.far {
+            1 => (Layout { dp: 1, shard: 1, ..*layout }.ranks(), "pp, cp, ep and tp keep their sizes"),
+            _ => (layout.of_group().ranks(), "a group of far is lost with any of its ranks"),
+        };
         if elastic.min < fewest {
-            let help =
-                format!("pp, cp, ep and tp keep their sizes, so give at least {fewest}:{}", elastic.max);
+            let help = format!("{keeps}, so give at least {fewest}:{}", elastic.max);
             return refuse("--elastic", format!("{elastic} with --mesh {layout}"), help);
         }
         if self.elastic.replace > 0 && fewest > 1 {
+            let of = if layout.far > 1 { "groups of several ranks" } else { "pp, cp, ep or tp" };
             let help = format!(
-                "with pp, cp, ep or tp, {fewest} ranks at once would have to be replaced, which is not possible: leave the option out"
+                "with {of}, {fewest} ranks at once would have to be replaced, which is not possible: leave the option out"
             );
             return refuse("--replace", self.elastic.replace.to_string(), help);
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Communicator, Result};
+use crate::{Communicator, Error, Result};
 
 /// A group that continues without lost ranks, and admits new ones. Returned by [`Communicator::elastic`].
 pub trait ElasticGroup {
@@ -57,6 +57,26 @@ pub trait ElasticGroup {
     /// # Ok::<(), comm::Error>(())
     /// ```
     fn shrink(&self) -> Result<Arc<dyn Communicator>>;
+
+    /// Returns the loss of a rank of this group that this rank has heard of, if any: ranks that work in a group made from this one hear of
+    /// it between two operations. Nothing is sent; the other ranks may not have heard of it yet.
+    ///
+    /// ```
+    /// use comm::{Communicator, Local};
+    ///
+    /// Local::run_shared(2, |comm| {
+    ///     if comm.rank() == 1 {
+    ///         return Ok(()); // This one leaves.
+    ///     }
+    ///     while comm.elastic()?.lost().is_none() {
+    ///         std::thread::yield_now();
+    ///     }
+    ///     assert!(comm.elastic()?.lost().is_some_and(|lost| lost.is_loss()));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), comm::Error>(())
+    /// ```
+    fn lost(&self) -> Option<Error>;
 
     /// Returns the number of processes that wait to be admitted to this group, as far as this rank knows. Only rank 0
     /// knows.

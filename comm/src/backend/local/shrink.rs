@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use crate::base::lock::lock;
 use crate::base::members::Members;
+use crate::failure::diagnosis::Question;
 use crate::{Communicator, ElasticGroup, Error, Result, Topology};
 
 use super::Local;
@@ -12,6 +13,8 @@ use super::shared::LocalGroup;
 
 impl ElasticGroup for Local {
     fn shrink(&self) -> Result<Arc<dyn Communicator>> {
+        // Ranks that wait in this group for others than the lost one continue in the next, too.
+        let _ = self.lost();
         self.subgroups.abort();
         let (shared, started) = (&self.shared, Instant::now());
         let timeout = shared.config().timeout;
@@ -43,6 +46,18 @@ impl ElasticGroup for Local {
             gathering =
                 shared.gathered.wait_timeout(gathering, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    fn lost(&self) -> Option<Error> {
+        let supervisor = self.shared.supervisor(self.rank, self.members.clone());
+        let gone = || {
+            let is_present = |rank: &usize| self.shared.present().any(|other| other == *rank);
+            let peer = (0..self.shared.world_size()).find(|rank| !is_present(rank))?;
+            // The group fails with the cause, on all ranks.
+            supervisor.ask(Question::Lost { peer, left: true, because: None })
+        };
+        let cause = supervisor.failure().or_else(gone)?;
+        Some(supervisor.error(&cause, "lost".into())).filter(Error::is_loss)
     }
 
     /// Always 0: no thread can join later.

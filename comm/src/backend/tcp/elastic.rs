@@ -109,6 +109,12 @@ impl ElasticGroup for Tcp {
         self.regroup("shrink", 0)
     }
 
+    fn lost(&self) -> Option<Error> {
+        let failure_state: &dyn Supervisor = &*self.failure_state;
+        let error = failure_state.error(&failure_state.failure()?, "lost".into());
+        Some(error).filter(Error::is_loss)
+    }
+
     fn waiting(&self) -> usize {
         self.endpoint.as_ref().map_or(0, |endpoint| endpoint.waiting())
     }

@@ -1,5 +1,6 @@
 //! Elastic training: a run continues when ranks are lost, and with new ones that replace them.
 
+mod groups;
 mod new_ranks;
 mod progress;
 mod undo;
@@ -117,7 +118,12 @@ impl<M: Model> Trainer<'_, M> {
         if self.config.replacement.is_none() {
             return Ok(false);
         }
-        match size_with_new_ranks(&*self.job.world, |waiting| self.larger(waiting))? {
+        let size = match self.has_elastic_groups() {
+            // The ranks have told each other in the last average.
+            true => self.groups_with_new_ranks(),
+            false => size_with_new_ranks(&*self.job.world, |waiting| self.larger(waiting))?,
+        };
+        match size {
             Some(ranks) => {
                 // The group that writes it ends.
                 self.finish(observer)?;
@@ -133,14 +139,12 @@ impl<M: Model> Trainer<'_, M> {
         loop {
             let outcome = match change {
                 Change::Lost(error) => {
-                    let (Some(fewest), Some(loss)) = (self.config.fewest_ranks, error.loss().cloned()) else {
+                    let Some(loss) = error.loss().filter(|_| self.config.fewest_ranks.is_some()).cloned()
+                    else {
                         return Err(error);
                     };
                     self.job.world = self.job.world.elastic()?.shrink()?;
-                    let left = self.job.world.world_size();
-                    if left < fewest && self.config.replacement.is_none() {
-                        return Err(Error::TooFewRanks { left, fewest, lost: loss });
-                    }
+                    self.check_fewest(self.job.world.world_size(), &loss)?;
                     lost = Some(loss);
                     self.go_on(None, lost.as_ref(), observer)
                 }
@@ -169,6 +173,14 @@ impl<M: Model> Trainer<'_, M> {
                 }
                 Err(error) => Change::Lost(error),
             };
+        }
+    }
+
+    /// Refuses to go on with too few ranks, if no new ones can come.
+    fn check_fewest(&self, left: usize, lost: &comm::Error) -> Result<()> {
+        match self.config.fewest_ranks.filter(|fewest| left < *fewest && self.config.replacement.is_none()) {
+            Some(fewest) => Err(Error::TooFewRanks { left, fewest, lost: lost.clone() }),
+            None => Ok(()),
         }
     }
 
@@ -206,14 +218,6 @@ impl<M: Model> Trainer<'_, M> {
         Ok(self.job.is_new().then_some(state))
     }
 
-    /// Returns the number of ranks with those that wait to join, if more of them can continue than now.
-    fn larger(&self, waiting: usize) -> Option<usize> {
-        let (now, micro_batches) = (self.job.world.world_size(), self.model.config().micro_batches);
-        let with_new = now.saturating_add(waiting).min(self.job.whole.ranks());
-        let larger = self.job.whole.for_all(with_new, self.config.batch_size, micro_batches)?;
-        Some(larger.ranks()).filter(|ranks| *ranks > now)
-    }
-
     /// Waits for new ranks, if these are too few. Returns the number of ranks with them, or `None` if these are enough.
     fn wait_for_replacements(&self, lost: Option<&comm::Error>) -> Result<Option<usize>> {
         let (fewest, replacement) = (self.config.fewest_ranks.unwrap_or(1), self.config.replacement);
@@ -238,12 +242,16 @@ impl<M: Model> Trainer<'_, M> {
         };
         let layout = ranks.layout(lost)?;
         if layout.ranks() < world.world_size() {
-            return match staying(&ranks, &layout).contains(&world.rank()) {
+            if let (true, Some(lost)) = (ranks.are_far()?, lost) {
+                self.check_fewest(layout.ranks(), lost)?;
+            }
+            return match staying(&ranks, &layout)?.contains(&world.rank()) {
                 true => Ok(Outcome::WithoutSpares),
                 false => Err(Error::NotNeeded { layout }),
             };
         }
         match ranks.holders() {
+            _ if ranks.are_far()? => self.take_state_in_groups(&layout, is_built, &ranks, lost, observer)?,
             Some(holders) => {
                 self.take_state(&layout, is_built, &ranks, &holders, observer)?;
                 // What some ranks have not completed, all ranks repeat.
@@ -276,6 +284,9 @@ impl<M: Model> Trainer<'_, M> {
         Progress {
             step: self.done.step,
             order: self.batches.state(),
+            seat: self.model.far().map_or(0, |far| far.share_of_batch().0),
+            averaged: self.done.averaged,
+            notice: self.done.notice,
             evaluated: self.done.evaluated,
             written: self.checkpoints.written,
             report: self.done.latest,
@@ -333,8 +344,13 @@ impl<M: Model> Trainer<'_, M> {
         }
         self.job.rebuilds = holders.progress.rebuilds + usize::from(rebuilds);
         self.job.set_loaded();
-        let behind = self.done.step < holders.progress.step;
-        (self.done.step, self.done.latest) = (holders.progress.step, holders.progress.report);
+        self.go_on_from(holders.progress, observer)
+    }
+
+    /// This rank is where another one of the same state is.
+    fn go_on_from(&mut self, progress: &Progress, observer: &mut dyn Observer<M>) -> Result<()> {
+        let behind = self.done.step < progress.step;
+        (self.done.step, self.done.latest) = (progress.step, progress.report);
         match self.done.latest.filter(|_| behind && !self.job.is_new()) {
             Some(report) => {
                 self.count(report);

@@ -6,6 +6,7 @@ use comm::{Communicator, Operation, all_gather_object};
 use sampler::SamplerState;
 use serde::{Deserialize, Serialize};
 
+use crate::far::Notice;
 use crate::trainer::StepReport;
 use crate::{Error, Layout, Result};
 
@@ -15,6 +16,10 @@ pub(super) struct Progress {
     pub(super) step: usize,
     /// Position in the data. May differ between ranks at the same step: some may have skipped rows without targets.
     pub(super) order: SamplerState,
+    /// With `far`: the seat of its group, the step of the last average, and what ranks have told each other in it.
+    pub(super) seat: usize,
+    pub(super) averaged: usize,
+    pub(super) notice: Notice,
     pub(super) evaluated: usize,
     pub(super) written: usize,
     pub(super) report: Option<StepReport>,
@@ -60,11 +65,53 @@ impl RanksProgress {
         known.ok_or_else(|| Error::invalid("the state of the run", "new ranks only", help))
     }
 
+    /// Whether groups train on their own.
+    pub(super) fn are_far(&self) -> Result<bool> {
+        Ok(self.first()?.whole.far > 1)
+    }
+
+    /// With `far`: the ranks of each group that has lost none, in the order of their first ranks.
+    pub(super) fn groups(&self) -> Result<Vec<Vec<usize>>> {
+        let size = self.first()?.whole.of_group().ranks();
+        let mut groups: Vec<(usize, Vec<usize>)> = Vec::new();
+        for (rank, progress) in self.0.iter().enumerate() {
+            let Some(Progress { seat, .. }) = progress else { continue };
+            match groups.iter_mut().find(|(of, _)| of == seat) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => groups.push((*seat, vec![rank])),
+            }
+        }
+        let is_whole = |ranks: &Vec<usize>| ranks.len() == size && self.of_ranks(ranks).holders().is_some();
+        Ok(groups.into_iter().map(|(_, ranks)| ranks).filter(is_whole).collect())
+    }
+
+    /// Returns the progress of these ranks, without that of the others.
+    pub(super) fn of_ranks(&self, ranks: &[usize]) -> Self {
+        let all = self.0.iter().enumerate();
+        Self(all.map(|(rank, progress)| progress.clone().filter(|_| ranks.contains(&rank))).collect())
+    }
+
+    /// With `far`: the ranks that stay, those of whole groups and as many new ones as make further groups.
+    fn staying_in_groups(&self) -> Result<Vec<usize>> {
+        let (whole, groups) = (self.first()?.whole, self.groups()?);
+        let new = (0..self.0.len()).filter(|rank| self.0[*rank].is_none()).collect::<Vec<_>>();
+        let size = whole.of_group().ranks();
+        let further = (new.len() / size).min(whole.far.saturating_sub(groups.len()));
+        Ok(groups.into_iter().flatten().chain(new.into_iter().take(further * size)).collect())
+    }
+
     /// Returns the layout in which the ranks continue. `lost` is the loss that made them fewer.
     pub(super) fn layout(&self, lost: Option<&comm::Error>) -> Result<Layout> {
-        let (ranks, known) = (self.0.len(), self.first()?);
-        let fewest = Layout { dp: 1, shard: 1, ..known.whole }.ranks();
-        known.layout(ranks).ok_or_else(|| match lost {
+        let (mut ranks, known) = (self.0.len(), self.first()?);
+        let mut fewest = Layout { dp: 1, shard: 1, ..known.whole }.ranks();
+        let mut layout = known.layout(ranks);
+        if self.are_far()? {
+            fewest = known.whole.of_group().ranks();
+            ranks = self.staying_in_groups()?.len();
+            let is_any = !self.groups()?.is_empty();
+            layout = is_any.then_some(Layout { far: ranks / fewest, ..known.whole });
+        }
+        layout.ok_or_else(|| match lost {
             Some(lost) => Error::TooFewRanks { left: ranks, fewest, lost: lost.clone() },
             None => Error::invalid("the ranks", ranks, format!("at least {fewest} are needed")),
         })
@@ -99,7 +146,7 @@ impl RanksProgress {
                 place(one).cmp(&place(other))
             };
             let (_, progress) = holders().collect::<Vec<_>>().into_iter().rev().max_by(furthest)?;
-            let parts = Layout { dp: 1, ..progress.layout.of_parameters() }.ranks();
+            let parts = Layout { dp: 1, ..progress.layout.of_group().of_parameters() }.ranks();
             let first: Vec<usize> = first.into_values().collect();
             (first.len() == parts).then_some(Holders { is_holder, first, progress })
         })
@@ -108,6 +155,12 @@ impl RanksProgress {
     /// Returns the largest number of times that a rank has built the model again.
     pub(super) fn rebuilds(&self) -> usize {
         self.0.iter().flatten().map(|progress| progress.rebuilds).max().unwrap_or(0)
+    }
+
+    /// With `far`: returns the step of the last average that a rank has completed, and what ranks have told each other in it.
+    pub(super) fn last_round(&self) -> (usize, Notice) {
+        let rounds = self.0.iter().flatten().map(|progress| (progress.averaged, progress.notice));
+        rounds.max_by_key(|(averaged, _)| *averaged).unwrap_or_default()
     }
 
     /// Returns what all ranks that are not new have done, at least.
@@ -145,7 +198,7 @@ impl Joining {
         let ranks = RanksProgress::of(world, None)?;
         let layout = ranks.layout(lost)?;
         if layout.ranks() < ranks.0.len() {
-            if staying(&ranks, &layout).contains(&world.rank()) {
+            if staying(&ranks, &layout)?.contains(&world.rank()) {
                 // It fails when the ranks that are not needed leave.
                 world.run(Operation::Barrier)?;
             }
@@ -175,9 +228,13 @@ pub(super) fn state_lost(lost: Option<&comm::Error>) -> Error {
     }
 }
 
-/// Returns the ranks that stay in a layout for fewer: those that are the only holders of a part, and the first others.
-pub(super) fn staying(ranks: &RanksProgress, layout: &Layout) -> Vec<usize> {
+/// Returns the ranks that stay in a layout for fewer: those that are the only holders of a part, and the first others; with `far`, those of
+/// whole groups.
+pub(super) fn staying(ranks: &RanksProgress, layout: &Layout) -> Result<Vec<usize>> {
+    if ranks.are_far()? {
+        return ranks.staying_in_groups();
+    }
     let first = ranks.holders().map_or_else(Vec::new, |holders| holders.first);
     let others: Vec<usize> = (0..ranks.0.len()).filter(|rank| !first.contains(rank)).collect();
-    first.into_iter().chain(others).take(layout.ranks()).collect()
+    Ok(first.into_iter().chain(others).take(layout.ranks()).collect())
 }

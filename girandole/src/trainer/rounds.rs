@@ -1,0 +1,107 @@
+//! Averages of groups that train on their own (`far`), after several steps of each.
+//!
+//! In an elastic run the groups that are left go on without one that is lost. They may be at different steps then, but none is more than a
+//! round ahead: an average is the only thing that all groups do together. All that they have to agree upon is exchanged in it, or comes
+//! after it in each group by itself, so that a loss never leaves some groups in another exchange than the others.
+
+use std::time::{Duration, Instant};
+
+use comm::{Operation, Stats};
+use training::build::Model;
+
+use super::{Observer, StepReport, Trainer};
+use crate::Result;
+use crate::far::Notice;
+use crate::parallel::sum;
+
+/// How long a rank waits to hear of a loss that another one of its group has heard of.
+const HEARSAY: Duration = Duration::from_secs(10);
+
+impl<M: Model> Trainer<'_, M> {
+    /// Whether groups are left out that are lost.
+    pub(super) fn has_elastic_groups(&self) -> bool {
+        self.model.far().is_some() && self.config.fewest_ranks.is_some()
+    }
+
+    /// Whether the groups are to average now.
+    pub(super) fn is_round_due(&self) -> bool {
+        self.model.far().is_some() && self.is_due(Some(self.config.far.every), self.done.averaged)
+    }
+
+    /// Whether the step is one after which all groups have averaged.
+    pub(super) fn is_after_average(&self) -> bool {
+        self.done.averaged == self.done.step
+    }
+
+    /// Averages the groups if that is due after a step, and counts the time that it takes.
+    pub(super) fn average_after(
+        &mut self,
+        report: &mut StepReport,
+        observer: &mut dyn Observer<M>,
+    ) -> Result<()> {
+        if !self.is_round_due() {
+            return Ok(());
+        }
+        let before = self.model.stats();
+        let averaged = self.average_groups(observer);
+        let Stats { busy_ns, waited_ns, .. } = self.model.stats();
+        let seconds = |after: u64, before: u64| after.saturating_sub(before) as f64 * 1e-9;
+        report.communication_seconds += seconds(busy_ns, before.busy_ns);
+        report.waiting_seconds += seconds(waited_ns, before.waited_ns);
+        averaged
+    }
+
+    /// Averages the groups. Every rank must call it.
+    pub(super) fn average_groups(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
+        let _span = tracing::info_span!("average of groups").entered();
+        self.wait_for_copies();
+        if self.has_elastic_groups() {
+            // When a group writes its next checkpoint, all others have written the one before.
+            self.finish(observer)?;
+            let own = self.notice()?;
+            self.optimizer.far().map_or(Ok(()), |far| far.receive(own))?;
+            self.apply_round()?;
+        } else {
+            self.optimizer.far().map_or(Ok(()), |far| far.average())?;
+            self.done.averaged = self.done.step;
+        }
+        Ok(())
+    }
+
+    /// Steps by what the round has received, if it has.
+    pub(super) fn apply_round(&mut self) -> Result<()> {
+        let received = self.optimizer.far().map_or(Ok(None), |far| far.apply())?;
+        if let Some(notice) = received {
+            (self.done.averaged, self.done.notice) = (self.done.step, notice);
+        }
+        Ok(())
+    }
+
+    /// What this rank tells the others in a round.
+    fn notice(&self) -> Result<Notice> {
+        let stop = self.config.stop.as_ref().map_or(0, |flag| flag.cause());
+        let waiting = match self.job.world.rank() {
+            0 if self.config.replacement.is_some() => self.job.world.elastic()?.waiting(),
+            _ => 0,
+        };
+        Ok(Notice { stop, waiting: u32::try_from(waiting).unwrap_or(u32::MAX) })
+    }
+
+    /// Between two steps: fails on all ranks of the group if one of them has heard that a rank of any group is lost. So all of the group
+    /// are at the same step, and others that wait for them to go on wait no longer than a step.
+    pub(super) fn hear_of_loss(&self) -> Result<()> {
+        let Some(far) = self.model.far().filter(|_| self.has_elastic_groups()) else { return Ok(()) };
+        let world = self.job.world.elastic()?;
+        if sum(&*far.group, f64::from(u8::from(world.lost().is_some())))? == 0.0 {
+            return Ok(());
+        }
+        let began = Instant::now();
+        loop {
+            match world.lost() {
+                Some(lost) => return Err(lost.into()),
+                None if began.elapsed() > HEARSAY => return Ok(self.job.world.run(Operation::Barrier)?),
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+}
