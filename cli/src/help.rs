@@ -69,6 +69,7 @@ pub const SHARED: [(&str, &[&str]); 9] = [
             "far-lr",
             "far-momentum",
             "far-bits",
+            "far-fragments",
             "clip",
         ],
     ),

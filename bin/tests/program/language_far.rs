@@ -83,6 +83,7 @@ fn options_of_groups_are_checked() {
         ),
         (&["--mesh", "far=2", "--far-lr", "0"], "--far-lr: got 0; nothing would be learned"),
         (&["--mesh", "far=2", "--far-momentum", "1"], "from 0 to below 1"),
+        (&["--mesh", "far=2", "--far-every", "4", "--far-fragments", "5"], "give at most --far-every, 4"),
         (&["--mesh", "far=3"], "--batch-size: got 8; give a multiple of 3"),
     ] {
         let got = PRETRAIN.refuse(&[&["--data", &data, "--out", &out], options].concat());

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor, Var};
 use comm::Communicator;
 use serde::{Deserialize, Serialize};
-use strategy::BucketAverage;
+use strategy::{BucketAverage, DistributedModel};
 use training::DeferredCopy;
 use training::build::Model;
 
@@ -43,11 +43,14 @@ pub struct FarConfig {
     pub momentum: f64,
     /// What is sent of each number. Default: all of it.
     pub precision: FarPrecision,
+    /// Parts of the parameters that are averaged at steps of their own, evenly within `every`: so many times fewer bytes are sent at once.
+    /// Layer n is in part n modulo this number, and a parameter of no numbered layer in one that its name determines. Default: 1.
+    pub fragments: usize,
 }
 
 impl Default for FarConfig {
     fn default() -> Self {
-        Self { every: 100, learning_rate: 0.7, momentum: 0.9, precision: FarPrecision::F32 }
+        Self { every: 100, learning_rate: 0.7, momentum: 0.9, precision: FarPrecision::F32, fragments: 1 }
     }
 }
 
@@ -64,7 +67,31 @@ impl FarConfig {
         if !(0.0..1.0).contains(&self.momentum) {
             return refuse("the outer momentum", self.momentum, "give a number from 0 to below 1");
         }
+        if !(1..=self.every).contains(&self.fragments) {
+            let help = format!("give 1 to {}, the steps between averages", self.every);
+            return refuse("the fragments of far groups", self.fragments as f64, &help);
+        }
         Ok(())
+    }
+
+    /// The fragments that are averaged after a step, from 1.
+    fn due(&self, step: usize) -> impl Iterator<Item = usize> + use<> {
+        let Self { every, fragments, .. } = *self;
+        (0..fragments)
+            .filter(move |fragment| (step + every - fragment * every / fragments).is_multiple_of(every))
+    }
+
+    /// Whether something is averaged after a step.
+    pub(crate) fn is_due(&self, step: usize) -> bool {
+        self.due(step).next().is_some()
+    }
+
+    /// The fragment of a parameter.
+    fn fragment_of(&self, name: &str) -> usize {
+        let layer = name.split('.').find_map(|part| part.parse::<usize>().ok());
+        // FNV-1a.
+        let hash = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(16_777_619);
+        layer.unwrap_or_else(|| name.bytes().fold(2_166_136_261, hash) as usize) % self.fragments
     }
 }
 
@@ -92,8 +119,8 @@ pub struct FarAverage {
     copies: Arc<dyn Communicator>,
     slots: Vec<Slot>,
     buffers: Vec<Var>,
-    /// Targets of this group since the last average.
-    targets: u64,
+    /// Of each fragment: targets of this group since its last average.
+    targets: Vec<u64>,
     /// In an elastic run: what a round has received, until it is certain that all have.
     received: Option<Round>,
 }
@@ -102,6 +129,7 @@ pub struct FarAverage {
 #[derive(Debug)]
 struct Slot {
     name: String,
+    fragment: usize,
     var: Var,
     /// Its value after the last average; `None` before the first step.
     start: Option<Tensor>,
@@ -131,21 +159,29 @@ impl FarAverage {
         config.check()?;
         let Some(groups) = model.far().cloned() else { return Ok(None) };
         let vars = model.named_vars().into_iter().filter(|(_, var)| var.dtype().is_float());
+        // Tied parameters are copies of one.
+        let roots: HashMap<String, String> =
+            model.pieces()?.into_iter().map(|piece| (piece.var_name, piece.name)).collect();
         let slot = |(name, var): (String, Var)| match var.dtype() {
-            DType::F32 | DType::F64 => Ok(Slot { name, var, start: None, momentum: None, error: None }),
+            DType::F32 | DType::F64 => {
+                let fragment = config.fragment_of(roots.get(&name).unwrap_or(&name));
+                Ok(Slot { name, fragment, var, start: None, momentum: None, error: None })
+            }
             dtype => {
                 let help = "give f32: the small changes of an average would be lost in 16 bits";
                 Err(Error::invalid("the parameters of a layout with far", format!("{dtype:?}"), help))
             }
         };
         let buffers = model.buffers().into_iter().map(|(_, var)| var).filter(|var| var.dtype().is_float());
+        let mut slots = vars.map(slot).collect::<Result<Vec<_>>>()?;
+        slots.sort_by_key(|slot| slot.fragment);
         Ok(Some(Self {
             config: *config,
             groups,
             copies: model.copies().clone(),
-            slots: vars.map(slot).collect::<Result<_>>()?,
+            slots,
             buffers: buffers.collect(),
-            targets: 0,
+            targets: vec![0; config.fragments],
             received: None,
         }))
     }
@@ -168,32 +204,41 @@ impl FarAverage {
     /// Failures of communication.
     pub fn end_step(&mut self, step: usize, targets: usize, is_last: bool) -> Result<()> {
         self.count(targets);
-        if step.is_multiple_of(self.config.every) || is_last { self.average() } else { Ok(()) }
+        self.average(step, is_last)
     }
 
     /// Counts the targets of a step.
     pub(crate) fn count(&mut self, targets: usize) {
-        self.targets += targets as u64;
+        self.targets.iter_mut().for_each(|of_fragment| *of_fragment += targets as u64);
     }
 
-    /// Averages the groups.
-    pub(crate) fn average(&mut self) -> Result<()> {
-        if let Some(share) = self.share()? {
-            for bucket in self.buckets() {
+    /// Averages the fragments that are due after a step, or all.
+    pub(crate) fn average(&mut self, step: usize, is_last: bool) -> Result<()> {
+        let due = self.due(step, is_last);
+        for fragment in &due {
+            let Some(share) = self.share(*fragment)? else { continue };
+            for bucket in self.buckets(*fragment) {
                 let sums = self.sum_of(bucket.clone(), share)?;
                 self.step_by(bucket, &sums)?;
             }
         }
-        let buffers: Vec<Tensor> = self.buffers.iter().map(Var::as_detached_tensor).collect();
-        self.average_buffers(&buffers)?;
-        self.targets = 0;
+        if !due.is_empty() {
+            let buffers: Vec<Tensor> = self.buffers.iter().map(Var::as_detached_tensor).collect();
+            self.average_buffers(&buffers)?;
+        }
+        due.into_iter().for_each(|fragment| self.targets[fragment] = 0);
         Ok(())
     }
 
-    /// This group's part of the targets of all groups; `None` if there are none.
-    fn share(&self) -> Result<Option<f64>> {
-        let total = sum(&*self.groups.across, self.targets as f64)?;
-        Ok((total > 0.0).then(|| self.targets as f64 / total))
+    fn due(&self, step: usize, is_last: bool) -> Vec<usize> {
+        if is_last { (0..self.config.fragments).collect() } else { self.config.due(step).collect() }
+    }
+
+    /// This group's part of the targets of all groups, since a fragment's last average; `None` if there are none.
+    fn share(&self, fragment: usize) -> Result<Option<f64>> {
+        let own = self.targets[fragment] as f64;
+        let total = sum(&*self.groups.across, own)?;
+        Ok((total > 0.0).then(|| own / total))
     }
 
     fn average_buffers(&self, buffers: &[Tensor]) -> Result<()> {
@@ -202,10 +247,11 @@ impl FarAverage {
         Ok(average.wait()?)
     }
 
-    /// Ranges of slots of one dtype and device, none of more than [`BUCKET`] elements if it has several.
-    fn buckets(&self) -> Vec<Range<usize>> {
+    /// Ranges of slots of a fragment, of one dtype and device, none of more than [`BUCKET`] elements if it has several.
+    fn buckets(&self, fragment: usize) -> Vec<Range<usize>> {
         let (mut buckets, mut elements): (Vec<Range<usize>>, usize) = (Vec::new(), 0);
-        for (place, Slot { var, .. }) in self.slots.iter().enumerate() {
+        let slots = self.slots.iter().enumerate().filter(|(_, slot)| slot.fragment == fragment);
+        for (place, Slot { var, .. }) in slots {
             let fits = |first: usize| {
                 self.slots[first].var.dtype() == var.dtype() && elements + var.elem_count() <= BUCKET
             };
@@ -271,7 +317,7 @@ impl FarAverage {
 
     /// After a checkpoint of another group: what that one has not sent, and has learned since the last average, counts once.
     pub(crate) fn forget_unsent(&mut self) {
-        self.targets = 0;
+        self.targets.fill(0);
         self.slots.iter_mut().for_each(|slot| slot.error = None);
     }
 
@@ -286,7 +332,7 @@ impl FarAverage {
                 tensors
                     .map(|(end, tensor)| (format!("{}{end}", slot.name), DeferredCopy::new(tensor.clone()))),
             );
-            let targets = Tensor::new(self.targets as i64, &Device::Cpu)?;
+            let targets = Tensor::new(self.targets[slot.fragment] as i64, &Device::Cpu)?;
             state.push((format!("{}{TARGETS}", slot.name), DeferredCopy::done(targets)));
         }
         Ok(state)
@@ -302,7 +348,7 @@ impl FarAverage {
 
     /// Replaces its state by this. Parameters that are not in it start where they are before the next step.
     pub(crate) fn load_state(&mut self, state: &HashMap<String, Tensor>) -> candle_core::Result<()> {
-        self.targets = 0;
+        self.targets.fill(0);
         for slot in &mut self.slots {
             let of = |end: &str| state.get(&format!("{}{end}", slot.name));
             let tensor = |end: &str| {
@@ -313,7 +359,8 @@ impl FarAverage {
                 of(end).map(set).transpose()
             };
             let targets = of(TARGETS).map(Tensor::to_scalar::<i64>).transpose()?.unwrap_or_default();
-            self.targets = self.targets.max(targets.unsigned_abs());
+            let of_fragment = &mut self.targets[slot.fragment];
+            *of_fragment = (*of_fragment).max(targets.unsigned_abs());
             (slot.start, slot.momentum, slot.error) = (tensor(START)?, tensor(MOMENTUM)?, tensor(ERROR)?);
         }
         Ok(())

@@ -23,6 +23,7 @@ pub(crate) struct Notice {
 pub(super) struct Round {
     sums: Vec<(Range<usize>, (Tensor, Option<Tensor>))>,
     buffers: Vec<Tensor>,
+    fragments: Vec<usize>,
     notice: Notice,
 }
 
@@ -33,34 +34,36 @@ impl FarAverage {
     ///
     /// # Cost
     /// That of an average, with one number more of each parameter until it is applied.
-    pub(crate) fn receive(&mut self, own: Notice) -> Result<()> {
+    pub(crate) fn receive(&mut self, step: usize, is_last: bool, own: Notice) -> Result<()> {
         self.received = None;
         // A rank that hears of a loss leaves its group: by then all of it have completed the step.
         self.groups.group.run(Operation::Barrier)?;
         let most = Tensor::new(&[own.stop, own.waiting], &Device::Cpu)?;
         self.groups.world.run(Operation::AllReduce { tensor: most.clone(), op: ReduceOp::Max })?;
         let most = most.to_vec1::<u32>()?;
-        let mut sums = Vec::new();
-        if let Some(share) = self.share()? {
-            for bucket in self.buckets() {
+        let (fragments, mut sums) = (self.due(step, is_last), Vec::new());
+        for fragment in &fragments {
+            let Some(share) = self.share(*fragment)? else { continue };
+            for bucket in self.buckets(*fragment) {
                 sums.push((bucket.clone(), self.sum_of(bucket, share)?));
             }
         }
         let buffers = self.buffers.iter().map(|buffer| buffer.as_detached_tensor().copy());
         let buffers = buffers.collect::<candle_core::Result<Vec<_>>>()?;
         self.average_buffers(&buffers)?;
-        self.received = Some(Round { sums, buffers, notice: Notice { stop: most[0], waiting: most[1] } });
+        let notice = Notice { stop: most[0], waiting: most[1] };
+        self.received = Some(Round { sums, buffers, fragments, notice });
         self.groups.wait_for_all()
     }
 
     /// Steps by what the round has received; `None` if it has not received all of it. Not collective.
     pub(crate) fn apply(&mut self) -> Result<Option<Notice>> {
-        let Some(Round { sums, buffers, notice }) = self.received.take() else { return Ok(None) };
+        let Some(Round { sums, buffers, fragments, notice }) = self.received.take() else { return Ok(None) };
         for (bucket, sums) in sums {
             self.step_by(bucket, &sums)?;
         }
         self.buffers.iter().zip(&buffers).try_for_each(|(buffer, mean): (&Var, _)| buffer.set(mean))?;
-        self.targets = 0;
+        fragments.into_iter().for_each(|fragment| self.targets[fragment] = 0);
         Ok(Some(notice))
     }
 

@@ -25,7 +25,8 @@ impl<M: Model> Trainer<'_, M> {
 
     /// Whether the groups are to average now.
     pub(super) fn is_round_due(&self) -> bool {
-        self.model.far().is_some() && self.is_due(Some(self.config.far.every), self.done.averaged)
+        let is_due = self.done.step == self.config.steps || self.config.far.is_due(self.done.step);
+        self.model.far().is_some() && self.done.averaged < self.done.step && is_due
     }
 
     /// Whether the step is one after which all groups have averaged.
@@ -55,15 +56,16 @@ impl<M: Model> Trainer<'_, M> {
     pub(super) fn average_groups(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
         let _span = tracing::info_span!("average of groups").entered();
         self.wait_for_copies();
+        let (step, is_last) = (self.done.step, self.done.step == self.config.steps);
         if self.has_elastic_groups() {
             // When a group writes its next checkpoint, all others have written the one before.
             self.finish(observer)?;
             let own = self.notice()?;
-            self.optimizer.far().map_or(Ok(()), |far| far.receive(own))?;
+            self.optimizer.far().map_or(Ok(()), |far| far.receive(step, is_last, own))?;
             self.apply_round()?;
         } else {
-            self.optimizer.far().map_or(Ok(()), |far| far.average())?;
-            self.done.averaged = self.done.step;
+            self.optimizer.far().map_or(Ok(()), |far| far.average(step, is_last))?;
+            self.done.averaged = step;
         }
         Ok(())
     }

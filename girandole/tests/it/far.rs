@@ -146,6 +146,8 @@ impl ByHand {
         for _ in 0..groups {
             models.push(Setup::default().parallel(comm.clone(), &Layout::default(), None)?);
         }
+        let named = models[0].named_vars();
+        let fragments: Vec<usize> = named.iter().map(|(name, _)| fragment(name, far.fragments)).collect();
         let vars: Vec<Vec<Var>> =
             models.iter().map(|model| model.named_vars().into_iter().map(|(_, var)| var).collect()).collect();
         let copied =
@@ -158,34 +160,44 @@ impl ByHand {
             trainers.push(Trainer::new(model, data, config.clone()).map_err(carry)?);
         }
         let mut losses = vec![Vec::new(); groups];
-        let mut step = 0;
-        while step < config.steps {
-            step = (step + far.every).min(config.steps);
-            let mut targets = vec![0.0; groups];
+        let mut targets = vec![vec![0.0; groups]; far.fragments];
+        for step in 1..=config.steps {
             for (group, trainer) in trainers.iter_mut().enumerate() {
                 let mut reports = Reports::default();
                 trainer.run_until(step, &mut reports).map_err(carry)?;
-                if self.is_there(group, step) {
-                    targets[group] = reports.0.iter().map(|report| report.targets).sum::<usize>() as f64;
-                    losses[group].extend(reports.0.iter().map(|report| report.loss));
+                if self.is_there(group, step.next_multiple_of(far.every).min(config.steps)) {
+                    targets.iter_mut().for_each(|of| of[group] += reports.0[0].targets as f64);
+                    losses[group].push(reports.0[0].loss);
                 }
             }
-            let total: f64 = targets.iter().sum();
-            for place in 0..start.len() {
+            let is_due = |fragment: usize| {
+                let offset = fragment * far.every / far.fragments;
+                step == config.steps || (step >= offset && (step - offset).is_multiple_of(far.every))
+            };
+            for place in (0..start.len()).filter(|place| is_due(fragments[*place])) {
+                let targets = &targets[fragments[place]];
                 let mut mean = start[place].zeros_like()?;
                 for group in (0..groups).filter(|group| self.is_there(*group, step)) {
                     let moved = (&start[place] - vars[group][place].as_tensor())?;
-                    mean = (mean + (moved * (targets[group] / total))?)?.detach();
+                    mean = (mean + (moved * (targets[group] / targets.iter().sum::<f64>()))?)?.detach();
                 }
                 momentum[place] = ((&momentum[place] * far.momentum)? + &mean)?;
                 let outer = (mean + (&momentum[place] * far.momentum)?)?;
                 start[place] = (&start[place] - (outer * far.learning_rate)?)?.detach();
                 vars.iter().try_for_each(|vars| vars[place].set(&start[place]))?;
             }
+            (0..far.fragments).filter(|of| is_due(*of)).for_each(|of| targets[of].fill(0.0));
         }
         let loss = trainers[0].evaluate_on(&ALL).map_err(carry)?;
         Ok((losses, loss))
     }
+}
+
+/// The fragment of a parameter: by its layer, or by the FNV hash of its name.
+fn fragment(name: &str, fragments: usize) -> usize {
+    let hash = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(16_777_619);
+    let layer = name.split('.').find_map(|part| part.parse().ok());
+    layer.unwrap_or_else(|| name.bytes().fold(2_166_136_261, hash) as usize) % fragments
 }
 
 /// Trains two groups by hand.
@@ -203,6 +215,32 @@ fn groups_step_by_the_formula_in_every_layout() {
         let (got, loss) = train(Setup::default(), layout, &config(far), STEPS);
         assert_close(&got, &losses, layout);
         assert_close(&[loss], &[expected], layout);
+    }
+}
+
+#[test]
+fn fragments_are_averaged_at_their_own_steps() {
+    let whole = by_hand(FarConfig { every: 3, ..FarConfig::default() }).1;
+    for fragments in [2, 3] {
+        let far = FarConfig { every: 3, fragments, ..FarConfig::default() };
+        let (losses, expected) = by_hand(far);
+        assert!((expected - whole).abs() > 1e-4, "{expected}, {whole}");
+        for layout in LAYOUTS {
+            let (got, loss) = train(Setup::default(), layout, &config(far), STEPS);
+            assert_close(&got, &losses, layout);
+            assert_close(&[loss], &[expected], layout);
+        }
+        // Each fragment has its own targets since its last average.
+        let dir = tempfile::tempdir().unwrap();
+        let config = with_checkpoints(dir.path(), far, false);
+        let (mut got, mut last) = (Vec::new(), 0.0);
+        for (layout, until) in [("far=2,dp=2", 2), ("far=2,pp=2", 4), ("far=2,shard=2", STEPS)] {
+            let (of_run, loss) = train(Setup::default(), layout, &config, until);
+            got.extend(of_run);
+            last = loss;
+        }
+        assert_close(&got, &losses, "losses of a run that goes on");
+        assert_close(&[last], &[expected], "a run that goes on");
     }
 }
 
@@ -351,6 +389,8 @@ fn what_cannot_be_averaged_is_refused() {
     assert!(said.contains("the parameters of a layout with far") && said.contains("give f32"), "{said}");
     let said = of(Setup::default(), config(FarConfig { every: 0, ..FarConfig::default() }));
     assert!(said.contains("the steps between averages"), "{said}");
+    let said = of(Setup::default(), config(FarConfig { every: 4, fragments: 5, ..FarConfig::default() }));
+    assert!(said.contains("the fragments of far groups: got 5; give 1 to 4"), "{said}");
 }
 
 #[test]

@@ -174,6 +174,17 @@ fn one_group_after_another_is_lost() {
 #[test]
 fn what_was_not_sent_stays_with_the_groups_that_go_on() {
     let far = FarConfig { every: 3, precision: FarPrecision::Int8, ..FarConfig::default() };
+    let fragments = FarConfig { fragments: 3, ..far };
+    let [one, other] = ["far=2", "far=2,tp=2"].map(|layout| {
+        let of_group = layout.parse::<Layout>().unwrap().ranks() / 2;
+        with_losses(
+            Setup::default(),
+            layout,
+            &elastic(FarConfig { precision: FarPrecision::F32, ..fragments }, None),
+            &[(of_group, 5)],
+        )
+    });
+    assert_close(&one[0].1.0, &other[0].1.0, "fragments");
     let plain = with_losses(Setup::default(), "far=2", &elastic(far, None), &[(1, 5)]);
     let again = with_losses(Setup::default(), "far=2,dp=2", &elastic(far, None), &[(2, 5)]);
     assert_close(&plain[0].1.0, &again[0].1.0, "int8");

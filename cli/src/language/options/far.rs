@@ -45,6 +45,11 @@ pub(super) struct FarOptions {
     /// With 8 or 4, 128 numbers have a scale together. In fewer than 32, what is not sent of a change is added to the next.
     #[arg(long, value_name = "BITS", value_enum, help_heading = "Optimizer")]
     far_bits: Option<BitsOption>,
+    /// Parts of the parameters that are averaged at steps of their own [default: 1]
+    ///
+    /// Evenly within --far-every: so many times fewer bytes are sent at once, as many in all. Layer n is in part n modulo F.
+    #[arg(long, value_name = "F", value_parser = count, help_heading = "Optimizer")]
+    far_fragments: Option<usize>,
 }
 
 impl FarOptions {
@@ -61,6 +66,7 @@ impl FarOptions {
                 Some(BitsOption::Eight) => FarPrecision::Int8,
                 Some(BitsOption::Four) => FarPrecision::Int4,
             },
+            fragments: self.far_fragments.unwrap_or(default.fragments),
         }
     }
 }
@@ -72,12 +78,13 @@ impl TrainOptions {
     /// Such options without such groups; a learning rate of 0; parameters in 16 bits.
     pub(in crate::language) fn check_far(&self, layout: &Layout) -> Result<()> {
         let refuse = |option, got: String, help: &str| Err(Error::Option { option, got, help: help.into() });
-        let FarOptions { far_every, far_lr, far_momentum, far_bits } = &self.far;
+        let FarOptions { far_every, far_lr, far_momentum, far_bits, far_fragments } = &self.far;
         if layout.far == 1 {
             let given = [
                 ("--far-every", far_every.map(|steps| steps.to_string())),
                 ("--far-lr", far_lr.map(|rate| rate.to_string())),
                 ("--far-momentum", far_momentum.map(|momentum| momentum.to_string())),
+                ("--far-fragments", far_fragments.map(|parts| parts.to_string())),
                 ("--far-bits", far_bits.map(|bits| crate::options::value_name(&bits))),
             ];
             return match given.into_iter().find_map(|(option, got)| Some((option, got?))) {
@@ -88,6 +95,11 @@ impl TrainOptions {
                     "no groups train on their own: give a --mesh with far, such as far=2, or leave it out",
                 ),
             };
+        }
+        let FarConfig { every, fragments, .. } = self.far.config();
+        if fragments > every {
+            let help = format!("give at most --far-every, {every}");
+            return refuse("--far-fragments", fragments.to_string(), &help);
         }
         if *far_lr == Some(0.0) {
             return refuse("--far-lr", "0".into(), "nothing would be learned: give a number above 0");
