@@ -14,7 +14,8 @@ use girandole::training::SgdConfig;
 use girandole::{Error, FarConfig, FarPrecision, Layout, Parallel};
 
 use crate::common::Setup;
-use crate::far::{ALL, ByHand, assert_close, config};
+use crate::far::{ALL, assert_close, config};
+use crate::far_by_hand::ByHand;
 use crate::replaced::Job;
 
 /// Records losses, leaves after a step, and as the first rank waits after another one until a new one asks to join.

@@ -13,6 +13,7 @@ mod elastic;
 mod empty;
 mod evaluation;
 mod far;
+mod far_by_hand;
 mod far_elastic;
 mod gradient_check;
 mod heads;

@@ -7,11 +7,12 @@ use training::build::Recompute;
 use super::layouts::LayoutComparison;
 use super::{LayoutCost, StageCost, Subject, Training};
 use crate::Result;
+use crate::collective::all_reduce;
 use crate::compare::{
     Candidate, JsonRanks, Memory, Ranks, RuledOut, aligned, cells, lack, recommendation, recommended,
 };
 use crate::optimizer::Optimizer;
-use crate::units::show_bytes;
+use crate::units::{show_bytes, show_time};
 
 const KINDS: [&str; 5] = ["parameters", "gradients", "optimizer", "activations", "buffers"];
 
@@ -95,9 +96,28 @@ impl LanguageTable<'_> {
             lines.extend(aligned("mesh", KINDS, rows));
             lines.push(String::new());
         }
+        for cost in compared.costs.iter().filter(|cost| cost.layout.far > 1) {
+            lines.push(self.average(cost)?);
+        }
         lines.extend(compared.ruled_out.iter().map(RuledOut::line));
         lines.extend(self.conclusion(compared, &seconds));
         Ok(lines)
+    }
+
+    /// Returns the line about an average of the groups of `far`: what the rank sends that sends most, and the time of that between nodes.
+    fn average(&self, cost: &LayoutCost) -> Result<String> {
+        let (parameters, trained) = self.subject.parameters()?;
+        let copies = cost.layout.of_group().of_parameters().dp as f64;
+        let most = cost.stages.iter().map(|stage| stage.memory.parameters).fold(0.0, f64::max);
+        let own = most * trained as f64 / parameters as f64 / copies;
+        let sent = all_reduce(own as u64, cost.layout.far);
+        let link = &self.ranks.hardware.network.between;
+        Ok(format!(
+            "{}: a rank sends {} in each average, {} between nodes; a half, quarter or eighth with --far-bits 16, 8 or 4",
+            cost.layout,
+            show_bytes(sent),
+            show_time(sent * link.s_per_byte + 2.0 * (cost.layout.far - 1) as f64 * link.latency)
+        ))
     }
 
     /// Returns how many layouts fit and the recommendation; or what could help if none fits.

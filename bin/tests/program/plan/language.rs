@@ -68,6 +68,24 @@ fn without_options_it_plans_what_pretrain_does_on_this_machine() {
 }
 
 #[test]
+fn averages_of_groups_have_a_line() {
+    let (_folder, model) = folder();
+    let of = |mesh: &str| {
+        let printed =
+            text(&PLAN.succeed(&[&["--model", &model, "--mesh", mesh][..], &MACHINE].concat()).stdout);
+        printed
+            .lines()
+            .find(|line| line.starts_with(&format!("{mesh}: a rank sends ")))
+            .map(String::from)
+            .unwrap()
+    };
+    // Two copies send a half each.
+    assert!(
+        of("far=2").contains(" in each average, ") && of("far=2") != of("far=2,dp=2").replace(",dp=2", "")
+    );
+}
+
+#[test]
 fn stages_of_one_layout_have_a_line_each() {
     let (_folder, model) = folder();
     let file = format!("{model}/config.json");

@@ -1,0 +1,94 @@
+//! Groups that train on their own, averaged by the formula.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use candle_core::{Result, Tensor, Var};
+use girandole::comm::{Communicator, Local, carry};
+use girandole::models::CausalLm;
+use girandole::trainer::{TrainConfig, Trainer};
+use girandole::{FarConfig, Layout, Parallel};
+
+use crate::common::Setup;
+use crate::far::{ALL, Reports, Uneven};
+
+/// Groups that are each trained in this process, and averaged by the formula.
+pub(crate) struct ByHand {
+    pub(crate) config: TrainConfig,
+    pub(crate) groups: usize,
+    /// Groups that are left out after a step, until after another one.
+    pub(crate) away: Vec<(usize, Range<usize>)>,
+}
+
+impl ByHand {
+    fn is_there(&self, group: usize, step: usize) -> bool {
+        !self.away.iter().any(|(away, steps)| *away == group && steps.start < step && step <= steps.end)
+    }
+
+    /// Returns the losses of each group, and at the end that of the model on all rows.
+    pub(crate) fn train(&self) -> (Vec<Vec<f64>>, f64) {
+        Local::run_shared(1, |comm| Ok(self.train_on(comm)?)).unwrap().remove(0)
+    }
+
+    fn train_on(&self, comm: Arc<dyn Communicator>) -> Result<(Vec<Vec<f64>>, f64)> {
+        let (far, groups) = (self.config.far, self.groups);
+        let own = FarConfig::default();
+        let batch_size = self.config.batch_size / groups;
+        let config = TrainConfig { batch_size, far: own, fewest_ranks: None, ..self.config.clone() };
+        let mut models: Vec<Parallel<CausalLm>> = Vec::new();
+        for _ in 0..groups {
+            models.push(Setup::default().parallel(comm.clone(), &Layout::default(), None)?);
+        }
+        let named = models[0].named_vars();
+        let fragments: Vec<usize> = named.iter().map(|(name, _)| fragment(name, far.fragments)).collect();
+        let vars: Vec<Vec<Var>> =
+            models.iter().map(|model| model.named_vars().into_iter().map(|(_, var)| var).collect()).collect();
+        let copied =
+            |vars: &[Var]| vars.iter().map(|var| var.as_detached_tensor().copy()).collect::<Result<Vec<_>>>();
+        let mut start = copied(&vars[0])?;
+        let mut momentum: Vec<Tensor> = start.iter().map(Tensor::zeros_like).collect::<Result<_>>()?;
+        let mut trainers = Vec::new();
+        for (first, model) in models.iter_mut().enumerate() {
+            let data = Arc::new(Uneven { first, stride: groups });
+            trainers.push(Trainer::new(model, data, config.clone()).map_err(carry)?);
+        }
+        let mut losses = vec![Vec::new(); groups];
+        let mut targets = vec![vec![0.0; groups]; far.fragments];
+        for step in 1..=config.steps {
+            for (group, trainer) in trainers.iter_mut().enumerate() {
+                let mut reports = Reports::default();
+                trainer.run_until(step, &mut reports).map_err(carry)?;
+                if self.is_there(group, step.next_multiple_of(far.every).min(config.steps)) {
+                    targets.iter_mut().for_each(|of| of[group] += reports.0[0].targets as f64);
+                    losses[group].push(reports.0[0].loss);
+                }
+            }
+            let is_due = |fragment: usize| {
+                let offset = fragment * far.every / far.fragments;
+                step == config.steps || (step >= offset && (step - offset).is_multiple_of(far.every))
+            };
+            for place in (0..start.len()).filter(|place| is_due(fragments[*place])) {
+                let targets = &targets[fragments[place]];
+                let mut mean = start[place].zeros_like()?;
+                for group in (0..groups).filter(|group| self.is_there(*group, step)) {
+                    let moved = (&start[place] - vars[group][place].as_tensor())?;
+                    mean = (mean + (moved * (targets[group] / targets.iter().sum::<f64>()))?)?.detach();
+                }
+                momentum[place] = ((&momentum[place] * far.momentum)? + &mean)?;
+                let outer = (mean + (&momentum[place] * far.momentum)?)?;
+                start[place] = (&start[place] - (outer * far.learning_rate)?)?.detach();
+                vars.iter().try_for_each(|vars| vars[place].set(&start[place]))?;
+            }
+            (0..far.fragments).filter(|of| is_due(*of)).for_each(|of| targets[of].fill(0.0));
+        }
+        let loss = trainers[0].evaluate_on(&ALL).map_err(carry)?;
+        Ok((losses, loss))
+    }
+}
+
+/// The fragment of a parameter: by its layer, or by the FNV hash of its name.
+fn fragment(name: &str, fragments: usize) -> usize {
+    let hash = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(16_777_619);
+    let layer = name.split('.').find_map(|part| part.parse().ok());
+    layer.unwrap_or_else(|| name.bytes().fold(2_166_136_261, hash) as usize) % fragments
+}
