@@ -13,14 +13,14 @@ use super::shared::LocalGroup;
 
 impl ElasticGroup for Local {
     fn shrink(&self) -> Result<Arc<dyn Communicator>> {
-        // Ranks that wait in this group for others than the lost one continue in the next, too.
-        let _ = self.lost();
         self.subgroups.abort();
         let (shared, started) = (&self.shared, Instant::now());
         let timeout = shared.config().timeout;
         let mut gathering = lock(&shared.gathering);
         gathering.here.insert(self.rank);
         loop {
+            // Ranks that wait in this group for one that is here, and not for the lost one, continue in the next, too.
+            let _ = self.lost();
             if let Some((group, ranks)) = &gathering.made {
                 let Some(place) = ranks.iter().position(|rank| *rank == self.rank) else {
                     return Err(Error::Excluded { rank: self.members.world_rank(self.rank) });

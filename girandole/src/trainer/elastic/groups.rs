@@ -12,7 +12,7 @@ use crate::agreement::all_agree;
 use crate::parallel::FarGroups;
 use crate::trainer::Observer;
 use crate::trainer::optimizer::RunOptimizer;
-use crate::{Layout, Result};
+use crate::{Layout, Parallel, Result};
 
 impl<M: Model> Trainer<'_, M> {
     /// Returns the number of ranks with those that wait as the last average has told, if these make further groups.
@@ -61,17 +61,8 @@ impl<M: Model> Trainer<'_, M> {
         let of_own = ranks.of_ranks(own);
         let holders = of_own.holders().ok_or_else(|| state_lost(lost))?;
         let (is_holder, offers) = (holders.is_holder[world.rank()], holders.first.contains(&world.rank()));
-        let rebuilt = match is_built {
-            true => None,
-            false => {
-                let before = self.model.far().ok_or_else(|| state_lost(lost))?;
-                let now = before.regrouped(world.clone(), layout)?;
-                if world.rank() == 0 && !is_new {
-                    report(before, &now, holders.progress.step, lost);
-                }
-                Some(self.model.rebuilt_in(now)?)
-            }
-        };
+        let build = || self.rebuilt_in_groups(layout, holders.progress.step, lost);
+        let rebuilt = (!is_built).then(build).transpose()?;
         let held = (is_holder && !is_new).then(|| self.model.snapshot_as_only_copy(&self.optimizer));
         let held = all_agree(&*world, held.transpose())?;
         let of = |model| RunOptimizer::new(model, &self.config.optimizer, &self.config.far);
@@ -108,6 +99,21 @@ impl<M: Model> Trainer<'_, M> {
         self.checkpoints.written = of_own.least(|progress| progress.written).min(holders.progress.step);
         self.checkpoints.begun = self.checkpoints.written;
         self.go_on_from(holders.progress, observer)
+    }
+
+    /// Builds the model again in the groups that are there now, and names those that are lost or new.
+    fn rebuilt_in_groups(
+        &self,
+        layout: &Layout,
+        step: usize,
+        lost: Option<&comm::Error>,
+    ) -> Result<Parallel<M>> {
+        let before = self.model.far().ok_or_else(|| state_lost(lost))?;
+        let now = before.regrouped(self.job.world.clone(), layout)?;
+        if self.job.world.rank() == 0 && !self.job.is_new() {
+            report(before, &now, step, lost);
+        }
+        self.model.rebuilt_in(now)
     }
 }
 
