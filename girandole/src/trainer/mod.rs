@@ -339,6 +339,16 @@ impl<'a, M: Model> Trainer<'a, M> {
         Ok(true)
     }
 
+    /// Whether groups are left out that are lost.
+    fn has_elastic_groups(&self) -> bool {
+        self.model.far().is_some() && self.config.fewest_ranks.is_some()
+    }
+
+    /// Whether the step is one after which all groups have averaged.
+    fn is_after_average(&self) -> bool {
+        self.done.averaged == self.done.step
+    }
+
     /// Counts a completed step.
     fn count(&mut self, report: StepReport) {
         self.done.latest = Some(report);

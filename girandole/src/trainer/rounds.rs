@@ -18,20 +18,10 @@ use crate::parallel::sum;
 const HEARSAY: Duration = Duration::from_secs(10);
 
 impl<M: Model> Trainer<'_, M> {
-    /// Whether groups are left out that are lost.
-    pub(super) fn has_elastic_groups(&self) -> bool {
-        self.model.far().is_some() && self.config.fewest_ranks.is_some()
-    }
-
     /// Whether the groups are to average now.
     pub(super) fn is_round_due(&self) -> bool {
         let is_due = self.done.step == self.config.steps || self.config.far.is_due(self.done.step);
         self.model.far().is_some() && self.done.averaged < self.done.step && is_due
-    }
-
-    /// Whether the step is one after which all groups have averaged.
-    pub(super) fn is_after_average(&self) -> bool {
-        self.done.averaged == self.done.step
     }
 
     /// Averages the groups if that is due after a step, and counts the time that it takes.
