@@ -9,6 +9,8 @@ pub(crate) mod fingerprint;
 pub(crate) mod last_message;
 pub(crate) mod lock;
 pub(crate) mod members;
+#[cfg(test)]
+pub(crate) mod network_model;
 pub(crate) mod operation;
 pub(crate) mod stats;
 pub(crate) mod timespec;

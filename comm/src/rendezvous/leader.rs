@@ -7,12 +7,11 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::message::{Entry, Failure, LIMIT, Table, TableSource, ToLeader, ToMember, milliseconds};
+use super::assembly::{Assembly, TableMessages};
+use super::message::{Entry, Failure, LIMIT, Table, ToLeader, ToMember, milliseconds};
 use super::opening::OpenMeetingPoint;
 use super::roster::{Roster, gave_up_error, protocol, unexpected_message_error};
-use super::table::PASSES;
 use super::{GroupConnections, Meeting, MeetingParams, random_nonce};
-use crate::base::tree;
 use crate::connection::acceptor::Acceptor;
 use crate::connection::connect_error::ConnectError;
 use crate::connection::handshake::Credentials;
@@ -96,13 +95,14 @@ fn connect_all(plan: &MeetingParams<'_>, members: &mut Members, table: Table, un
         waits.insert(at, wire.stream(), PollFlags::IN).map_err(failed)?;
     }
     let mut costs = send_table(plan, members, table)?;
-    let mut connected = vec![false; members.len()];
-    let mut missing = members.len();
-    while missing > 0 {
+    let mut assembly = Assembly::new(members.len() + 1);
+    while !assembly.is_complete() {
         let fds = plan.watch(waits.fds().map(|(fd, _)| fd));
         let woken = wait_any(&fds, until).map_err(|reason| Error::system("waiting for the ranks", reason))?;
         if !woken.contains(&true) {
-            return Err(plan.failed(late_description(plan, &connected)));
+            // A rank that cannot connect would have reported that by now.
+            let late = plan.name(&assembly.late());
+            return Err(plan.failed(format!("all ranks are here, but nothing is heard of {late} any more")));
         }
         plan.check_parent()?;
         let ready = waits.ready().map_err(failed)?;
@@ -115,11 +115,11 @@ fn connect_all(plan: &MeetingParams<'_>, members: &mut Members, table: Table, un
         }
         for at in ready {
             let (rank, wire, entry) = &mut members[at];
-            if connected[at] {
+            if assembly.is_connected(*rank) {
                 return Err(unexpected_message_error(plan, *rank, wire, entry));
             }
-            connected[at] = receive_connected(plan, *rank, wire, entry)?;
-            missing -= usize::from(connected[at]);
+            receive_connected(plan, *rank, wire, entry)?;
+            assembly.connect(*rank);
         }
     }
     plan.agree();
@@ -128,17 +128,6 @@ fn connect_all(plan: &MeetingParams<'_>, members: &mut Members, table: Table, un
     let told = members.iter_mut().try_for_each(|member| send(plan, member, &complete, true));
     costs.log(members.len() + 1);
     told
-}
-
-/// Describes the ranks of which nothing was heard in time. `connected`: from rank 1 on.
-fn late_description(plan: &MeetingParams<'_>, connected: &[bool]) -> String {
-    let is_late = |rank: usize| rank > 0 && !connected[rank - 1];
-    // A rank waits for the one before it and for the one that passes the table on, so only the first of those that are late is
-    // named.
-    let waits = |rank: usize| is_late(rank - 1) || is_late(tree::parent(rank, PASSES));
-    let late: Vec<usize> = (1..=connected.len()).filter(|rank| is_late(*rank) && !waits(*rank)).collect();
-    // A rank that cannot connect would have reported that by now.
-    format!("all ranks are here, but nothing is heard of {} any more", plan.name(&late))
 }
 
 /// What a meeting has cost rank 0 since all were registered.
@@ -158,15 +147,15 @@ impl Costs {
     }
 }
 
-/// Returns true when the rank reports that it is connected.
+/// Receives a rank's report that it is connected.
 fn receive_connected(
     plan: &MeetingParams<'_>,
     rank: usize,
     wire: &mut HandshakeStream,
     entry: &Entry,
-) -> Result<bool> {
+) -> Result<()> {
     match wire.receive(LIMIT, plan.deadline) {
-        Ok(ToLeader::Connected) => Ok(true),
+        Ok(ToLeader::Connected) => Ok(()),
         Ok(ToLeader::Failed(failure)) => Err(gave_up_error(plan, rank, entry, failure)),
         Err(ConnectError::Closed) => Err(plan.died(rank, entry.host.as_str())),
         Err(fault) => Err(protocol(plan, rank, entry, &fault.to_string())),
@@ -175,21 +164,13 @@ fn receive_connected(
 
 /// Sends the table to the ranks that get it from this one, and to the others from which rank they get it.
 fn send_table(plan: &MeetingParams<'_>, members: &mut Members, table: Table) -> Result<Costs> {
-    let (session, timeout_ms) = (table.session, table.timeout_ms);
-    let sources: Vec<(String, SocketAddr)> =
-        members.iter().map(|(_, _, entry)| (entry.host.clone(), entry.address)).collect();
-    let table = frame(&ToMember::Table(table))?;
+    let failed = |fault| Error::system("the table of ranks", fault);
+    let messages = TableMessages::new(table).map_err(failed)?;
     let mut costs = Costs::default();
     for member in members {
-        let message = match tree::parent(member.0, PASSES) {
-            0 => &table,
-            rank => {
-                let (host, address) = sources[rank - 1].clone();
-                &frame(&ToMember::TableAt(TableSource { session, timeout_ms, rank, host, address }))?
-            }
-        };
+        let message = messages.to(member.0).map_err(failed)?;
         costs.bytes += message.len();
-        send(plan, member, message, false)?;
+        send(plan, member, &message, false)?;
     }
     Ok(costs)
 }

@@ -21,6 +21,7 @@
 //! scales far (`MANY_RANKS=1000 cargo test --workspace --test many -- --nocapture` prints what it costs): rank 0 looks only
 //! at connections on which something has come, and its limit of open files is what bounds the number of ranks.
 
+mod assembly;
 pub(crate) mod death_announcement;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
@@ -261,5 +262,7 @@ impl BackOff {
     }
 }
 
+#[cfg(test)]
+mod simulation;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,7 @@
 //! The control connections of rank 0, of which only those are looked at on which something has come.
+//!
+//! What rank 0 and the others say on them is decided without sockets, by [`Coordinator`](super::coordinator::Coordinator) and
+//! [`Member`](super::member::Member), over anything that is [`ControlLinks`].
 
 use std::sync::Arc;
 
@@ -9,6 +12,30 @@ use crate::connection::connect_error::ConnectError;
 use crate::connection::stream::Stream;
 use crate::platform::ReadySet;
 use crate::{Error, Result};
+
+/// A connection to another rank, on which messages are sent without waiting.
+pub(super) trait ControlLink {
+    fn write(&mut self, message: &ControlMessage);
+}
+
+impl ControlLink for Wire {
+    fn write(&mut self, message: &ControlMessage) {
+        Wire::write(self, message);
+    }
+}
+
+/// Connections to other ranks, on which messages are sent without waiting.
+pub(super) trait ControlLinks: Send {
+    fn is_open(&self, rank: usize) -> bool;
+
+    fn close(&mut self, rank: usize);
+
+    /// Sends a message to a rank, if its connection is open.
+    fn write(&mut self, rank: usize, message: &ControlMessage);
+
+    /// Sends a message to all ranks.
+    fn write_all(&mut self, message: &ControlMessage);
+}
 
 /// One connection to each other rank, as long as that is there.
 pub(super) struct Connections {
@@ -44,15 +71,6 @@ impl Connections {
         self.waits.ready().unwrap_or_else(|_| (0..self.wires.len()).collect())
     }
 
-    pub(super) fn is_open(&self, rank: usize) -> bool {
-        self.wires.get(rank).is_some_and(Option::is_some)
-    }
-
-    pub(super) fn close(&mut self, rank: usize) {
-        self.waits.remove(rank);
-        self.wires[rank] = None;
-    }
-
     /// Reads what a rank has sent; None where its connection is closed already.
     pub(super) fn read(
         &mut self,
@@ -61,20 +79,30 @@ impl Connections {
         self.with(rank, Wire::read)
     }
 
-    /// Sends a message to a rank, if its connection is open.
-    pub(super) fn write(&mut self, rank: usize, message: &ControlMessage) {
-        self.with(rank, |wire| wire.write(message));
-    }
-
-    pub(super) fn write_all(&mut self, message: &ControlMessage) {
-        (0..self.wires.len()).for_each(|rank| self.write(rank, message));
-    }
-
     fn with<T>(&mut self, rank: usize, act: impl FnOnce(&mut Wire) -> T) -> Option<T> {
         let wire = self.wires[rank].as_mut()?;
         let result = act(wire);
         // Where it fails, what is queued goes with the next message.
         let _ = self.waits.change(rank, wire.events());
         Some(result)
+    }
+}
+
+impl ControlLinks for Connections {
+    fn is_open(&self, rank: usize) -> bool {
+        self.wires.get(rank).is_some_and(Option::is_some)
+    }
+
+    fn close(&mut self, rank: usize) {
+        self.waits.remove(rank);
+        self.wires[rank] = None;
+    }
+
+    fn write(&mut self, rank: usize, message: &ControlMessage) {
+        self.with(rank, |wire| wire.write(message));
+    }
+
+    fn write_all(&mut self, message: &ControlMessage) {
+        (0..self.wires.len()).for_each(|rank| self.write(rank, message));
     }
 }

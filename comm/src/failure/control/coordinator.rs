@@ -3,6 +3,7 @@
 //! However many ranks have questions, each rank is asked once what it is doing: all questions that have arrived are
 //! answered in one round, and those that arrive meanwhile in the next.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use crate::base::cause::Cause;
 use crate::connection::poll_thread::Polled;
 use crate::failure::diagnosis::{Question, Status, choose_cause, may_change};
 
-use super::connections::Connections;
+use super::connections::{Connections, ControlLinks};
 use super::failure_state::{FailureState, PROBE_TIMEOUT};
 use super::wire::{ControlMessage, Wire};
 use crate::Result;
@@ -20,9 +21,12 @@ use crate::Result;
 /// Pause before a new round, when the answers of ranks that were just asked may soon change.
 const PAUSE: Duration = Duration::from_millis(20);
 
-pub(super) struct Coordinator {
+/// Rank 0 of the control connections, without sockets.
+pub(super) struct Coordinator<L = Connections> {
     failure_state: Arc<FailureState>,
-    connections: Connections,
+    connections: L,
+    /// The time of what happens now.
+    pub(super) now: Instant,
     /// By rank.
     members: Vec<MemberControl>,
     inquiries: Vec<Inquiry>,
@@ -57,9 +61,13 @@ struct Round {
     number: u64,
     /// By rank. `None` if it has not answered yet.
     statuses: Vec<Option<Status>>,
+    /// The ranks that owe an answer and have not died.
+    owing: BTreeSet<usize>,
+    /// When it began, if any rank was asked then: all may owe an answer to the round before.
+    asked: Option<Instant>,
 }
 
-impl Polled for Coordinator {
+impl Polled for Coordinator<Connections> {
     fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
         self.connections.watch(fds);
     }
@@ -70,6 +78,7 @@ impl Polled for Coordinator {
 
     /// Serves until the group is closed.
     fn act(&mut self, ready: &[bool]) -> bool {
+        self.now = Instant::now();
         if let Some(closing) = self.failure_state.closing() {
             if closing.goodbye {
                 let progress = self.failure_state.progress();
@@ -90,24 +99,41 @@ impl Polled for Coordinator {
     }
 }
 
-impl Coordinator {
+impl Coordinator<Connections> {
     /// # Errors
     /// If the system lacks the resources to watch the connections.
-    pub(super) fn new(failure_state: Arc<FailureState>, wires: Vec<Option<Wire>>) -> Result<Self> {
-        let members = wires.iter().map(|_| MemberControl::default()).collect();
-        let connections = Connections::new(wires)?;
-        let not_before = Instant::now();
+    pub(super) fn of_wires(failure_state: Arc<FailureState>, wires: Vec<Option<Wire>>) -> Result<Self> {
+        let world_size = wires.len();
+        Ok(Self::new(failure_state, Connections::new(wires)?, world_size, Instant::now()))
+    }
+
+    fn listen(&mut self, rank: usize) {
+        if let Some((messages, ended)) = self.connections.read(rank) {
+            self.receive(rank, messages, ended.is_err());
+        }
+    }
+}
+
+impl<L: ControlLinks> Coordinator<L> {
+    pub(super) fn new(
+        failure_state: Arc<FailureState>,
+        connections: L,
+        world_size: usize,
+        now: Instant,
+    ) -> Self {
+        let members = (0..world_size).map(|_| MemberControl::default()).collect();
         let (inquiries, round, rounds) = (Vec::new(), None, 0);
-        Ok(Self { failure_state, connections, members, inquiries, round, rounds, not_before })
+        Self { failure_state, connections, now, members, inquiries, round, rounds, not_before: now }
     }
 
     /// Returns when to wake even if no message arrives.
-    fn next_deadline(&self) -> Option<Instant> {
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
         match &self.round {
-            // At once if no rank owes an answer.
-            Some(round) => {
-                Some(self.awaited(round).map(|asked| asked + PROBE_TIMEOUT).min().unwrap_or(self.not_before))
-            }
+            // What matters is when the last of them has had its time.
+            Some(round) => match round.asked.map(|asked| asked + PROBE_TIMEOUT) {
+                Some(until) if self.now < until && !round.owing.is_empty() => Some(until),
+                _ => Some(self.awaited(round).max().map_or(self.not_before, |asked| asked + PROBE_TIMEOUT)),
+            },
             None if self.inquiries.is_empty() => None,
             None => Some(self.not_before),
         }
@@ -115,14 +141,11 @@ impl Coordinator {
 
     /// Returns, for each rank that still owes an answer, when it was asked.
     fn awaited(&self, round: &Round) -> impl Iterator<Item = Instant> {
-        let members = self.members.iter().zip(&round.statuses).enumerate();
-        let owing = members.filter(|(rank, (_, said))| said.is_none() && self.connections.is_open(*rank));
-        owing.filter_map(|(_, (member, _))| member.asked)
+        round.owing.iter().filter_map(|rank| self.members[*rank].asked)
     }
 
-    fn listen(&mut self, rank: usize) {
-        let Some((messages, ended)) = self.connections.read(rank) else { return };
-        let mut gone = ended.is_err();
+    /// Receives what a rank has sent; `gone`: its connection has ended after that.
+    pub(super) fn receive(&mut self, rank: usize, messages: Vec<ControlMessage>, mut gone: bool) {
         for message in messages {
             match message {
                 ControlMessage::Ask { id, question } if question.peer() < self.members.len() => {
@@ -141,6 +164,9 @@ impl Coordinator {
         }
         if gone {
             self.connections.close(rank);
+            if let Some(round) = &mut self.round {
+                round.owing.remove(&rank);
+            }
             if !self.members[rank].left {
                 self.fail_group(Cause::Died { rank });
             }
@@ -148,7 +174,7 @@ impl Coordinator {
     }
 
     fn inquire(&mut self, asker: usize, id: u64, question: Question) {
-        let deadline = Instant::now() + PROBE_TIMEOUT;
+        let deadline = self.now + PROBE_TIMEOUT;
         self.inquiries.push(Inquiry { asker, id, question, deadline, in_round: false });
     }
 
@@ -157,7 +183,10 @@ impl Coordinator {
     fn receive_report(&mut self, rank: usize, number: u64, status: Status) {
         self.members[rank].asked = None;
         match &mut self.round {
-            Some(round) if round.number == number => round.statuses[rank] = Some(status),
+            Some(round) if round.number == number => {
+                round.statuses[rank] = Some(status);
+                round.owing.remove(&rank);
+            }
             Some(_) => self.ask(rank),
             None => {}
         }
@@ -167,24 +196,27 @@ impl Coordinator {
     fn ask(&mut self, rank: usize) {
         if self.connections.is_open(rank) {
             self.connections.write(rank, &ControlMessage::Probe { inquiry: self.rounds });
-            self.members[rank].asked = Some(Instant::now());
+            self.members[rank].asked = Some(self.now);
         }
     }
 
     /// Asks every rank what it is doing.
     fn begin_round(&mut self) {
         self.rounds += 1;
-        let statuses = self.members.iter().map(|_| None).collect();
-        self.round = Some(Round { number: self.rounds, statuses });
+        let ranks = 0..self.members.len();
+        let statuses = ranks.clone().map(|_| None).collect();
+        let owing: BTreeSet<usize> = ranks.filter(|rank| self.connections.is_open(*rank)).collect();
+        let free = owing.iter().copied().filter(|rank| self.members[*rank].asked.is_none());
+        let free: Vec<usize> = free.collect();
+        let asked = (!free.is_empty()).then_some(self.now);
+        self.round = Some(Round { number: self.rounds, statuses, owing, asked });
         self.inquiries.iter_mut().for_each(|inquiry| inquiry.in_round = true);
-        let free = |rank: &usize| self.members[*rank].asked.is_none();
-        let free: Vec<usize> = (0..self.members.len()).filter(free).collect();
         free.into_iter().for_each(|rank| self.ask(rank));
     }
 
     /// Judges when all ranks have answered or their time is over, and begins a new round if there are questions.
-    fn advance(&mut self) {
-        let now = Instant::now();
+    pub(super) fn advance(&mut self) {
+        let now = self.now;
         let is_over = |round: &Round| self.awaited(round).all(|asked| now >= asked + PROBE_TIMEOUT);
         let over = self.round.as_ref().is_some_and(is_over);
         if let Some(round) = self.round.take_if(|_| over) {
@@ -202,6 +234,10 @@ impl Coordinator {
         let mut usual: Option<Option<Cause>> = None;
         for inquiry in std::mem::take(&mut self.inquiries) {
             let Inquiry { asker, id, ref question, deadline, in_round } = inquiry;
+            // The first cause is sent to all, whatever they ask.
+            if question.is_fatal() && self.failure_state.has_failed() {
+                continue;
+            }
             if !in_round {
                 self.inquiries.push(inquiry);
                 continue;
@@ -263,6 +299,8 @@ impl Coordinator {
         // The other ranks first: once this rank knows, its process may end, and would appear to be the cause.
         self.connections.write_all(&ControlMessage::Verdict(cause.clone()));
         self.failure_state.fail(cause);
+        // All have been told: nobody has to be asked for those that ask.
+        self.inquiries.retain(|inquiry| !inquiry.question.is_fatal());
     }
 }
 
@@ -322,7 +360,7 @@ mod tests {
         let failure_state = office(2);
         let [here, mut there] = pair();
         let cause = Cause::Left { rank: 9 };
-        let coordinator = Coordinator::new(failure_state.clone(), vec![None, Some(here)]).unwrap();
+        let coordinator = Coordinator::of_wires(failure_state.clone(), vec![None, Some(here)]).unwrap();
         let served = failure_state.job().thread().serve(Box::new(coordinator)).unwrap();
         there.write(&ControlMessage::Ask {
             id: 1,
@@ -338,7 +376,8 @@ mod tests {
     #[test]
     fn that_others_go_too_does_not_keep_rank_0_from_saying_that_one_has_died() {
         let failure_state = office(3);
-        let mut center = Coordinator::new(failure_state.clone(), (0..3).map(|_| None).collect()).unwrap();
+        let mut center =
+            Coordinator::of_wires(failure_state.clone(), (0..3).map(|_| None).collect()).unwrap();
         center.fail_group(Cause::Died { rank: 1 });
         center.fail_group(Cause::Died { rank: 2 });
         assert!(failure_state.death_log_at().is_some());
@@ -363,7 +402,7 @@ mod tests {
         assert!(failure_state.failure().is_some());
         healthy.on_program_call();
         failure_state.close(true);
-        let mut coordinator = Coordinator::new(failure_state, vec![None, Some(here), None]).unwrap();
+        let mut coordinator = Coordinator::of_wires(failure_state, vec![None, Some(here), None]).unwrap();
         assert!(!coordinator.act(&[]));
         let (messages, _) = there.read();
         let because = Some(Cause::program(0, "the disk is full"));

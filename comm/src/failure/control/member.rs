@@ -10,20 +10,22 @@ use crate::base::cause::Cause;
 use crate::connection::poll_thread::Polled;
 use crate::failure::diagnosis::{Question, Status};
 
+use super::connections::ControlLink;
 use super::failure_state::FailureState;
 use super::wire::{ControlMessage, Wire};
 
-/// The control connection of a rank. Once rank 0 is gone, the rank answers its questions by itself.
-pub(super) struct Member {
+/// The control connection of a rank, without sockets where it is no [`Wire`]. Once rank 0 is gone, the rank answers its questions
+/// by itself.
+pub(super) struct Member<L = Wire> {
     failure_state: Arc<FailureState>,
     /// To rank 0.
-    center: Option<Wire>,
+    center: Option<L>,
     /// The questions that rank 0 has not answered.
     asked: Vec<(u64, Question)>,
     gone_center: RankZeroLeft,
 }
 
-impl Polled for Member {
+impl Polled for Member<Wire> {
     fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
         let wires = self.center.iter();
         fds.extend(wires.map(|wire| PollFd::from_borrowed_fd(wire.stream().as_fd(), wire.events())));
@@ -60,17 +62,25 @@ impl Polled for Member {
     }
 }
 
-impl Member {
-    pub(super) fn new(failure_state: Arc<FailureState>, center: Option<Wire>) -> Self {
+impl Member<Wire> {
+    /// Reads what rank 0 has sent.
+    fn listen(&mut self) {
+        if let Some(wire) = &mut self.center {
+            let (messages, ended) = wire.read();
+            self.receive(messages, ended.is_err());
+        }
+    }
+}
+
+impl<L: ControlLink> Member<L> {
+    pub(super) fn new(failure_state: Arc<FailureState>, center: Option<L>) -> Self {
         Self { failure_state, center, asked: Vec::new(), gone_center: RankZeroLeft::default() }
     }
 
-    /// Reads what rank 0 has sent.
-    fn listen(&mut self) {
+    /// Receives what rank 0 has sent; `gone`: the connection has ended after that.
+    pub(super) fn receive(&mut self, messages: Vec<ControlMessage>, mut gone: bool) {
         let Some(wire) = &mut self.center else { return };
         let failure_state = &self.failure_state;
-        let (messages, ended) = wire.read();
-        let mut gone = ended.is_err();
         if !messages.is_empty() {
             failure_state.note_message_from_rank_0();
         }

@@ -17,6 +17,8 @@ pub(crate) mod failure_state;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod member;
+#[cfg(test)]
+mod simulation;
 mod wire;
 
 use std::sync::Arc;
@@ -34,7 +36,7 @@ pub(crate) fn serve(
     let wires: Vec<Option<wire::Wire>> = connections.into_iter().map(|c| c.map(wire::Wire::new)).collect();
     let job = failure_state.job().clone();
     let polled: Box<dyn Polled> = match failure_state.rank() {
-        0 => Box::new(coordinator::Coordinator::new(failure_state, wires)?),
+        0 => Box::new(coordinator::Coordinator::of_wires(failure_state, wires)?),
         _ => Box::new(member::Member::new(failure_state, wires.into_iter().flatten().next())),
     };
     job.thread().serve(polled)
