@@ -2,8 +2,6 @@
 
 use std::path::Path;
 
-use crate::{Error, Result, gguf};
-
 pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
@@ -27,15 +25,6 @@ pub(crate) const TOKENIZER_FILES: &[&str] = &[
     "vocab.json",
     "vocab.txt",
 ];
-
-/// Reads a text file of a model: of its folder, or what a GGUF file has in place of it. `None` if there is none.
-pub(crate) fn text(model: &Path, name: &str) -> Result<Option<Vec<u8>>> {
-    let path = model.join(name);
-    match gguf::is_file(model) {
-        true => gguf::text_file(model, name),
-        false => path.exists().then(|| Error::read(&path)).transpose(),
-    }
-}
 
 /// Returns the file name of a folder's weights, of a model or of adapters; `None` if there are none. Of models only
 /// safetensors files are looked for.

@@ -15,7 +15,7 @@ use serde_json::Value;
 use training::internal::TensorHeader;
 
 use crate::files::{INDEX, SINGLE};
-use crate::gguf::{Rows, Stored};
+use crate::gguf_file::{Rows, Stored};
 use crate::{Error, Family, Result, finite, names};
 
 /// Elements in the read buffer, which is in memory in addition to the tensor that is read.

@@ -11,7 +11,7 @@ use training::internal::{TensorWriter, write_output};
 
 use crate::files::{INDEX, SINGLE, TOKENIZER_FILES, is_weight_file};
 use crate::tokens::MORE_TEMPLATES;
-use crate::{Error, ModelConfig, Result, Weights, files, finite, names};
+use crate::{Error, ModelConfig, Result, Weights, finite, names, reading};
 
 /// How a folder is written.
 #[derive(Debug, Clone)]
@@ -272,7 +272,7 @@ impl FolderWriter {
         };
         for name in TOKENIZER_FILES {
             let to = self.folder.join(name);
-            if let Some(bytes) = files::text(from, name)? {
+            if let Some(bytes) = reading::text(from, name)? {
                 write_output(&to, &bytes).map_err(Error::io("write", &to))?;
             }
         }

@@ -18,8 +18,9 @@ use crate::files::ADAPTER_TENSORS;
 use crate::folder::Folder;
 use crate::names::{self, PEFT_PREFIX};
 use crate::quantized::Quantized;
+use crate::reading::gguf;
 use crate::shapes::shapes;
-use crate::{Error, LabelsConfig, Lora, ModelConfig, Result, gguf};
+use crate::{Error, LabelsConfig, Lora, ModelConfig, Result};
 
 /// Initial values of a model's parameters.
 ///

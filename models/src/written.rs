@@ -11,7 +11,7 @@ use training::internal::write_output;
 use crate::digest::Hash;
 use crate::files::{ADAPTER_FILES, TOKENIZER_FILES, is_weight_file};
 use crate::tokens::{CHAT_TEMPLATE, MORE_TEMPLATES};
-use crate::{Error, Result, files, tokenizer};
+use crate::{Error, Result, reading, tokenizer};
 
 /// Name of the record in the folder.
 const RECORD: &str = ".written-by-girandole.json";
@@ -103,7 +103,7 @@ fn tokenizer_files(folder: &Path) -> Result<Files> {
     let more = more.map(|name| format!("{MORE_TEMPLATES}/{name}"));
     let mut files = Files::new();
     for name in TOKENIZER_FILES.iter().map(ToString::to_string).chain(more) {
-        if let Some(bytes) = files::text(folder, &name)? {
+        if let Some(bytes) = reading::text(folder, &name)? {
             let mut hash = Hash::default();
             hash.add(&bytes);
             files.insert(name, Some(hash.hex()));

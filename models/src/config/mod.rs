@@ -9,13 +9,12 @@ mod llama;
 mod rope;
 
 use std::fmt;
-use std::path::Path;
 
 use ops::{Gate, RotaryConfig};
 use serde_json::{Map, Value};
 
 use crate::digest::Hash;
-use crate::{Error, Result, files};
+use crate::{Error, Result};
 
 pub use deepseek::LatentConfig;
 pub use experts::{ExpertsConfig, SigmoidConfig};
@@ -156,19 +155,6 @@ pub struct DropoutConfig {
 }
 
 impl ModelConfig {
-    /// Reads `config.json` of a folder, or what a GGUF file says in place of it.
-    ///
-    /// # Errors
-    /// A folder without that file; those of [`from_json`](Self::from_json).
-    pub fn from_folder(folder: &Path) -> Result<Self> {
-        let path = folder.join("config.json");
-        let bytes = files::text(folder, "config.json")?.map_or_else(|| Error::read(&path), Ok)?;
-        match std::str::from_utf8(&bytes) {
-            Ok(text) => Self::from_json(text),
-            Err(error) => Err(Error::Format { path, problem: error.to_string() }),
-        }
-    }
-
     /// Reads the text of a `config.json`.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::GenerateConfig;
-use crate::{Error, ModelConfig, Result, Tokenizer, files};
+use crate::{Error, ModelConfig, Result, Tokenizer, reading};
 
 const FILE: &str = "generation_config.json";
 /// Number of tokens that `transformers` samples from, unless the file says another.
@@ -50,7 +50,7 @@ impl GenerateConfig {
     /// A file that cannot be read; a field of another type.
     pub fn from_folder(folder: &Path, prompt: usize) -> Result<(Self, Option<String>)> {
         let path = folder.join(FILE);
-        let Some(bytes) = files::text(folder, FILE)? else { return Ok((Self::default(), None)) };
+        let Some(bytes) = reading::text(folder, FILE)? else { return Ok((Self::default(), None)) };
         let json: Map<String, Value> = serde_json::from_slice(&bytes)
             .map_err(|error| Error::Format { path, problem: format!("it is no JSON: {error}") })?;
         let fields = Fields(&json);

@@ -4,27 +4,15 @@ use std::path::Path;
 
 use ops::{Gate, RotaryScaling};
 
-use super::header::Value;
-use super::{GgufType, unsupported};
+use super::unsupported;
+use crate::gguf_file::{GgufType, Value};
+use crate::reading::gguf::architecture;
 use crate::{Family, ModelConfig, Result};
 
 /// Version of the blocks of quantized types.
 const QUANTIZATION_VERSION: usize = 2;
 
 type Metadata = Vec<(String, Value)>;
-
-/// The name of a family's architecture.
-pub(super) fn architecture(family: Family) -> &'static str {
-    match family {
-        Family::Llama | Family::Mistral | Family::Mixtral => "llama",
-        Family::Qwen2 => "qwen2",
-        Family::Qwen3 => "qwen3",
-        Family::Qwen2Moe => "qwen2moe",
-        Family::Qwen3Moe => "qwen3moe",
-        Family::DeepseekV3 => "deepseek2",
-        Family::Gpt2 => "gpt2",
-    }
-}
 
 /// Returns the metadata of a model without its tokenizer, and notes on what it cannot say. The file is named as the folder is.
 pub(super) fn of_model(

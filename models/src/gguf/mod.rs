@@ -1,16 +1,12 @@
 //! Models, and adapters of models, as GGUF files: what llama.cpp, and programs that are built on it, run.
 //!
-//! [`export_gguf`] and [`export_gguf_adapters`] write one; `header` is the format, `metadata` and `tensors` say what a family's
-//! model is called in it, `vocabulary` its tokenizer. `read` is the way back: a file in place of a folder.
+//! [`export_gguf`] and [`export_gguf_adapters`] write one; the format is in `gguf_file`, `metadata` and `tensors` say what
+//! a family's model has in it, `vocabulary` its tokenizer. The way back, a file in place of a folder, is `reading::gguf`.
 //!
 //! # Source
 //! The specification of GGUF in the repository of ggml, `docs/gguf.md`.
 
-mod dtype;
-mod header;
 mod metadata;
-mod read;
-mod rows;
 mod tensors;
 mod vocabulary;
 
@@ -20,15 +16,10 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use training::internal::AtomicFile;
 
-use self::header::{Info, Value, padding};
 use self::tensors::{Source, TensorPlan};
+use crate::gguf_file::{self, GgufType, Info, Value, padding, pairs_adjacent};
 use crate::names::ADAPTER;
 use crate::{Error, Lora, MergedWeights, ModelConfig, Result, Weights};
-
-pub use dtype::GgufType;
-pub(crate) use dtype::Stored;
-pub(crate) use read::{folder, is_file, text_file};
-pub(crate) use rows::Rows;
 
 /// What was written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -135,7 +126,7 @@ fn write(
         .collect();
     let mut file = AtomicFile::create(path).map_err(&refuse)?;
     let mut out = BufWriter::new(&mut file);
-    let head = header::bytes(metadata, &infos);
+    let head = gguf_file::bytes(metadata, &infos);
     let mut written = head.len() as u64;
     out.write_all(&head).map_err(&refuse)?;
     for (plan, dtype) in plans {
@@ -156,9 +147,7 @@ impl TensorPlan {
     fn read(&self, get: impl Fn(&str) -> Result<Tensor>) -> Result<Tensor> {
         let tensor = match &self.source {
             Source::Parameter { name, rotated_heads: None } => get(name)?,
-            Source::Parameter { name, rotated_heads: Some(heads) } => {
-                rows::pairs_adjacent(&get(name)?, *heads)?
-            }
+            Source::Parameter { name, rotated_heads: Some(heads) } => pairs_adjacent(&get(name)?, *heads)?,
             Source::Experts(names) => {
                 let all = names.iter().map(|name| get(name)).collect::<Result<Vec<_>>>()?;
                 Tensor::stack(&all, 0)?

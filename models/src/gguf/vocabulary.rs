@@ -5,34 +5,11 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-use super::header::Value;
-use crate::tokenizer::{FILE, read_config, text_of_token};
+use crate::gguf_file::{BYTE, CONTROL, EXPRESSIONS, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Value};
+use crate::reading::read_config;
+use crate::tokenizer::{FILE, text_of_token};
 use crate::tokens::template_text;
 use crate::{Error, Result, Tokenizer};
-
-/// Kinds of tokens.
-const NORMAL: i32 = 1;
-pub(super) const UNKNOWN: i32 = 2;
-pub(super) const CONTROL: i32 = 3;
-pub(super) const USER_DEFINED: i32 = 4;
-pub(super) const UNUSED: i32 = 5;
-pub(super) const BYTE: i32 = 6;
-
-/// How text is divided before pairs are merged, by the name that llama.cpp has for it: the expression of a `Split`.
-pub(super) const EXPRESSIONS: [(&str, &str); 3] = [
-    (
-        "llama-bpe",
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ),
-    (
-        "qwen2",
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ),
-    (
-        "tekken",
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ),
-];
 
 /// Returns the metadata of a folder's tokenizer, for a model with so many tokens.
 pub(super) fn of_folder(folder: &Path, vocab_size: usize) -> Result<Vec<(String, Value)>> {

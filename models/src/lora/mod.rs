@@ -6,7 +6,6 @@ mod dora;
 mod dropout;
 mod folder;
 mod layers;
-mod merged;
 mod product;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -22,7 +21,6 @@ use crate::shapes::{shapes, shapes_of};
 use crate::{Error, ModelConfig, Result, names};
 
 pub use config::LoraConfig;
-pub use merged::MergedWeights;
 
 use layers::LoraLayers;
 

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::{Error, ModelConfig, Result, files};
+use crate::{Error, ModelConfig, Result};
 
 pub(crate) use byte_or_char::byte_alphabet;
 use byte_or_char::description;
@@ -18,7 +18,7 @@ pub use stream::TextStream;
 
 pub(crate) const FILE: &str = "tokenizer.json";
 pub(crate) const CONFIG: &str = "tokenizer_config.json";
-const SPECIAL: &str = "special_tokens_map.json";
+pub(crate) const SPECIAL: &str = "special_tokens_map.json";
 
 /// End-of-text token of the byte and character tokenizers.
 pub(crate) const END: &str = "<|endoftext|>";
@@ -40,56 +40,19 @@ enum Kind {
 }
 
 impl Tokenizer {
-    /// Loads the tokenizer of a folder, or of a GGUF file.
-    ///
-    /// # Errors
-    /// A `tokenizer.json` that is missing or not supported.
-    pub fn from_folder(folder: &Path) -> Result<Self> {
-        Ok(Self::with_json(folder)?.0)
-    }
-
-    /// Whether a folder, or a GGUF file, has a tokenizer.
-    ///
-    /// # Errors
-    /// A file that cannot be read.
-    pub fn is_in(folder: &Path) -> Result<bool> {
-        Ok(files::text(folder, FILE)?.is_some())
-    }
-
-    /// Loads the tokenizer of a folder, and the JSON that it is made of.
-    pub(crate) fn with_json(folder: &Path) -> Result<(Self, Value)> {
-        let path = folder.join(FILE);
-        let bytes = match (files::text(folder, FILE)?, Self::missing(folder)) {
-            (Some(bytes), _) => bytes,
-            (None, Some(problem)) => return Err(Error::Format { path: folder.into(), problem }),
-            (None, None) => Error::read(&path)?,
-        };
-        let refuse = |problem: String| Error::Format { path: path.clone(), problem };
-        let json: Value = serde_json::from_slice(&bytes).map_err(|error| refuse(error.to_string()))?;
-        let kind = byte_or_char::kind(&json);
-        let mut tokenizer = Self::from_bytes(&bytes, kind).map_err(refuse)?;
-        let config = read_config(folder)?;
+    /// The same with the special tokens of a folder's `tokenizer_config.json`.
+    pub(crate) fn with_settings(mut self, config: &Map<String, Value>, folder: &Path) -> Result<Self> {
         if let Some(given) = config.get("eos_token") {
-            tokenizer.end = tokenizer.end_of(given, folder)?;
+            self.end = self.end_of(given, folder)?;
         }
         let pad = config.get("pad_token").and_then(text_of_token);
-        tokenizer.pad = pad.and_then(|text| tokenizer.inner.token_to_id(text));
-        Ok((tokenizer, json))
+        self.pad = pad.and_then(|text| self.inner.token_to_id(text));
+        Ok(self)
     }
 
-    /// Says that a folder has no `tokenizer.json`, and how its other files become one; `None` without such files.
-    pub(crate) fn missing(folder: &Path) -> Option<String> {
-        if crate::gguf::is_file(folder) {
-            return Some("it has no tokenizer: give the model's folder".into());
-        }
-        let has = |names: &[&str]| names.iter().all(|name| folder.join(name).exists());
-        let others: [&[&str]; 3] = [&["vocab.json", "merges.txt"], &["tokenizer.model"], &["vocab.txt"]];
-        let other = others.into_iter().find(|names| has(names))?.join(" and ");
-        let folder = folder.display();
-        Some(format!(
-            "there is no {FILE}, but {other}; with transformers, `python -c \"from transformers import AutoTokenizer as T; \
-             T.from_pretrained('{folder}').save_pretrained('{folder}')\"` writes it"
-        ))
+    /// Reads a `tokenizer.json`.
+    pub(crate) fn of_json(bytes: &[u8], json: &Value) -> std::result::Result<Self, String> {
+        Self::from_bytes(bytes, byte_or_char::kind(json))
     }
 
     /// Returns a tokenizer with a token per byte and an end-of-text token: 257.
@@ -325,21 +288,6 @@ impl fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tokenizer({} tokens)", self.len())
     }
-}
-
-/// Reads a folder's `tokenizer_config.json`, with the special tokens of `special_tokens_map.json` where transformers
-/// takes those; empty if there is neither.
-pub(crate) fn read_config(folder: &Path) -> Result<Map<String, Value>> {
-    let read = |name: &str| {
-        let Some(bytes) = files::text(folder, name)? else { return Ok(Map::new()) };
-        serde_json::from_slice(&bytes)
-            .map_err(|error| Error::Format { path: folder.join(name), problem: error.to_string() })
-    };
-    let mut config: Map<String, Value> = read(CONFIG)?;
-    if !config.contains_key("added_tokens_decoder") {
-        config.extend(read(SPECIAL)?);
-    }
-    Ok(config)
 }
 
 /// Returns the `tokenizer.json` of [`Tokenizer::bytes`].

@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Value, context};
 
-use crate::tokenizer::{CONFIG, read_config, text_of_token};
+use crate::reading::read_config;
+use crate::tokenizer::{CONFIG, text_of_token};
 use crate::{Error, Result, Tokenizer};
 
 use generation::{BEGIN, END};

@@ -3,7 +3,7 @@
 //! Whatever reads a folder asks [`text_file`] for `config.json`, `tokenizer.json` and others, and [`folder`] for its weights.
 
 mod config;
-mod content;
+mod names;
 mod vocabulary;
 
 use std::collections::BTreeMap;
@@ -12,11 +12,14 @@ use std::path::Path;
 
 use candle_core::{DType, Tensor};
 
-use self::content::{Content, Placed};
-use super::header::{MAGIC, Value};
-use super::tensors::{name_of, of_expert, rotated_heads};
 use crate::folder::{Entry, Folder};
-use crate::{ModelConfig, Result, names, tokenizer};
+use crate::gguf_file::{Content, MAGIC, Placed, Value};
+use crate::names::HEAD;
+use crate::{ModelConfig, Result, tokenizer};
+
+pub(crate) use self::names::{
+    POSITIONS, ROUTER, SHARED_GATE, architecture, llama3_factors, name_of, of_expert, rotated_heads,
+};
 
 /// Whether a model is given as a GGUF file.
 pub(crate) fn is_file(model: &Path) -> bool {
@@ -73,7 +76,7 @@ pub(crate) fn folder(
     used.iter().for_each(|name| drop(rest.remove(name)));
     for (name, placed) in rest {
         // A head beside an embedding that it equals, or one that labels replace.
-        let name = if name == "output.weight" { names::HEAD.into() } else { name };
+        let name = if name == "output.weight" { HEAD.into() } else { name };
         all.insert(name, entry(placed, None));
     }
     Ok(Folder::of_gguf(path, content.file, all))

@@ -4,9 +4,8 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value as Json, json};
 
-use super::content::Content;
 use crate::Result;
-use crate::gguf::vocabulary::{BYTE, CONTROL, EXPRESSIONS, UNKNOWN, UNUSED, USER_DEFINED};
+use crate::gguf_file::{BYTE, CONTROL, Content, EXPRESSIONS, UNKNOWN, UNUSED, USER_DEFINED};
 use crate::tokenizer::{byte_alphabet, byte_description};
 
 /// What a space is, where characters stand for themselves.

@@ -40,7 +40,7 @@ pub(crate) enum Stored {
 }
 
 /// Returns the type with this number.
-pub(super) fn stored(number: u32) -> Stored {
+pub(crate) fn stored(number: u32) -> Stored {
     use GgmlDType as G;
     const BLOCKS: [(u32, GgmlDType); 10] = [
         (2, G::Q4_0),
@@ -67,7 +67,7 @@ pub(super) fn stored(number: u32) -> Stored {
 impl Stored {
     /// Returns the bytes of so many numbers in rows of this length; `None` if rows are no whole blocks. Those of a type that cannot
     /// be read are unknown, and none.
-    pub(super) fn bytes(self, elements: usize, row: Option<usize>) -> Option<u64> {
+    pub(crate) fn bytes(self, elements: usize, row: Option<usize>) -> Option<u64> {
         match self {
             Self::Plain(dtype) => (elements as u64).checked_mul(dtype.bitsize() as u64 / 8),
             Self::Blocks(dtype) => {
@@ -91,10 +91,10 @@ impl fmt::Display for Stored {
 }
 
 /// The type of one tensor.
-pub(super) struct TensorType {
-    pub(super) dtype: GgufType,
+pub(crate) struct TensorType {
+    pub(crate) dtype: GgufType,
     /// Whether no block of the wanted type divides its rows.
-    pub(super) is_wider: bool,
+    pub(crate) is_wider: bool,
 }
 
 /// Types that can be asked for, by the names that llama.cpp has for them.
@@ -147,7 +147,7 @@ impl GgufType {
     }
 
     /// The number of the type in a file.
-    pub(super) fn number(self) -> u32 {
+    pub(crate) fn number(self) -> u32 {
         match self {
             Self::F32 => 0,
             Self::F16 => 1,
@@ -160,7 +160,7 @@ impl GgufType {
     }
 
     /// The number by which metadata says which type most tensors have (`general.file_type`).
-    pub(super) fn file_type(self) -> usize {
+    pub(crate) fn file_type(self) -> usize {
         match self {
             Self::F32 => 0,
             Self::F16 => 1,
@@ -173,17 +173,17 @@ impl GgufType {
     }
 
     /// Whether numbers are in blocks with common scales.
-    pub(super) fn is_quantized(self) -> bool {
+    pub(crate) fn is_quantized(self) -> bool {
         self.ggml().block_size() > 1
     }
 
     /// The bytes of so many numbers.
-    pub(super) fn bytes(self, count: usize) -> usize {
+    pub(crate) fn bytes(self, count: usize) -> usize {
         count / self.ggml().block_size() * self.ggml().type_size()
     }
 
     /// The type of a tensor in a file whose matrices have this one, `is_tied` if the embedding is the head.
-    pub(super) fn of_tensor(self, name: &str, dims: &[usize], is_tied: bool) -> TensorType {
+    pub(crate) fn of_tensor(self, name: &str, dims: &[usize], is_tied: bool) -> TensorType {
         if dims.len() < 2 {
             return TensorType { dtype: Self::F32, is_wider: false };
         }
@@ -210,7 +210,7 @@ impl GgufType {
     }
 
     /// Returns a tensor's bytes in the file; `path` is for the error about a number beyond f16.
-    pub(super) fn encode(self, name: &str, tensor: &Tensor, path: &Path) -> Result<Vec<u8>> {
+    pub(crate) fn encode(self, name: &str, tensor: &Tensor, path: &Path) -> Result<Vec<u8>> {
         let tensor = tensor.contiguous()?;
         if self == Self::F16 {
             let converted = tensor.to_dtype(DType::F16)?;

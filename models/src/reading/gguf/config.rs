@@ -3,8 +3,8 @@
 use ops::{RotaryConfig, RotaryScaling};
 use serde_json::{Map, Value as Json, json};
 
-use super::content::Content;
-use crate::gguf::tensors::llama3_factors;
+use super::llama3_factors;
+use crate::gguf_file::Content;
 use crate::{Error, Family, Result};
 
 /// Keys after the architecture's name that change nothing here.

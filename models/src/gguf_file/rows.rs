@@ -8,7 +8,7 @@ use candle_core::Tensor;
 use crate::Result;
 
 /// Reorders the rows of each head so that the two of a rotated pair are adjacent.
-pub(super) fn pairs_adjacent(tensor: &Tensor, heads: usize) -> Result<Tensor> {
+pub(crate) fn pairs_adjacent(tensor: &Tensor, heads: usize) -> Result<Tensor> {
     let (rows, shape) = (tensor.dim(0)?, tensor.shape().clone());
     let halves = tensor.reshape((heads, 2, rows / heads / 2, ()))?;
     Ok(halves.transpose(1, 2)?.contiguous()?.reshape(shape)?)

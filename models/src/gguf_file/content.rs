@@ -7,8 +7,8 @@ use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::gguf::dtype::{Stored, stored};
-use crate::gguf::header::{ALIGNMENT, MAGIC, Value, kind};
+use super::dtype::{Stored, stored};
+use super::header::{ALIGNMENT, MAGIC, Value, kind};
 use crate::{Error, Result};
 
 /// Most bytes of a text: those of a vocabulary's JSON are far fewer.
@@ -26,10 +26,10 @@ const DEEPEST: usize = 4;
 
 /// A file whose head has been read.
 #[derive(Debug)]
-pub(super) struct Content {
-    pub(super) path: PathBuf,
-    pub(super) file: Arc<File>,
-    pub(super) tensors: BTreeMap<String, Placed>,
+pub(crate) struct Content {
+    pub(crate) path: PathBuf,
+    pub(crate) file: Arc<File>,
+    pub(crate) tensors: BTreeMap<String, Placed>,
     metadata: BTreeMap<String, Value>,
     /// Keys that have been asked for.
     asked: RefCell<BTreeSet<String>>,
@@ -37,17 +37,17 @@ pub(super) struct Content {
 
 /// A tensor, and its place in the file.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Placed {
+pub(crate) struct Placed {
     /// The outermost first.
-    pub(super) dims: Vec<usize>,
-    pub(super) stored: Stored,
-    pub(super) begin: u64,
-    pub(super) bytes: u64,
+    pub(crate) dims: Vec<usize>,
+    pub(crate) stored: Stored,
+    pub(crate) begin: u64,
+    pub(crate) bytes: u64,
 }
 
 impl Content {
     /// Reads the head of a file, and checks that all tensors are within it.
-    pub(super) fn open(path: &Path) -> Result<Self> {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
         let file = training::internal::open_input(path).map_err(Error::io("read", path))?;
         let left = file.metadata().map_err(Error::io("read", path))?.len();
         let mut head = Head { path, whole: left, left, file: BufReader::new(file) };
@@ -86,12 +86,12 @@ impl Content {
         Ok(Self { path: path.into(), file, tensors: placed, metadata, asked: RefCell::default() })
     }
 
-    pub(super) fn value(&self, key: &str) -> Option<&Value> {
+    pub(crate) fn value(&self, key: &str) -> Option<&Value> {
         self.asked.borrow_mut().insert(key.into());
         self.metadata.get(key)
     }
 
-    pub(super) fn refuse(&self, problem: String) -> Error {
+    pub(crate) fn refuse(&self, problem: String) -> Error {
         Error::Format { path: self.path.clone(), problem }
     }
 
@@ -105,7 +105,7 @@ impl Content {
         of(value).map(Some).ok_or_else(|| self.other(key, value, expected))
     }
 
-    pub(super) fn text(&self, key: &str) -> Result<Option<&str>> {
+    pub(crate) fn text(&self, key: &str) -> Result<Option<&str>> {
         match self.value(key) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
@@ -113,7 +113,7 @@ impl Content {
         }
     }
 
-    pub(super) fn texts(&self, key: &str) -> Result<Option<&[String]>> {
+    pub(crate) fn texts(&self, key: &str) -> Result<Option<&[String]>> {
         match self.value(key) {
             None => Ok(None),
             Some(Value::Strings(texts)) => Ok(Some(texts)),
@@ -121,14 +121,14 @@ impl Content {
         }
     }
 
-    pub(super) fn flag(&self, key: &str) -> Result<Option<bool>> {
+    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>> {
         self.of(key, "true or false", |value| match value {
             Value::Bool(is_set) => Some(*is_set),
             _ => None,
         })
     }
 
-    pub(super) fn size(&self, key: &str) -> Result<Option<usize>> {
+    pub(crate) fn size(&self, key: &str) -> Result<Option<usize>> {
         self.of(key, "a whole number", |value| match value {
             Value::U32(size) => Some(*size as usize),
             _ => None,
@@ -136,7 +136,7 @@ impl Content {
     }
 
     /// Returns a number with the fewest decimals that stand for it: what was written in a configuration.
-    pub(super) fn number(&self, key: &str) -> Result<Option<f64>> {
+    pub(crate) fn number(&self, key: &str) -> Result<Option<f64>> {
         self.of(key, "a number", |value| match value {
             Value::F32(number) => number.to_string().parse().ok(),
             Value::U32(number) => Some((*number).into()),
@@ -145,7 +145,7 @@ impl Content {
     }
 
     /// Returns the first key of these that nobody asked for, with its value, unless that is 0, false or empty.
-    pub(super) fn unasked(&self, prefix: &str) -> Option<(&str, &Value)> {
+    pub(crate) fn unasked(&self, prefix: &str) -> Option<(&str, &Value)> {
         let asked = self.asked.borrow();
         let is_nothing = |value: &Value| match value {
             Value::U32(number) => *number == 0,

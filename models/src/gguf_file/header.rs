@@ -2,16 +2,16 @@
 
 use std::fmt;
 
-use super::GgufType;
+use super::dtype::GgufType;
 
-pub(super) const MAGIC: &[u8; 4] = b"GGUF";
+pub(crate) const MAGIC: &[u8; 4] = b"GGUF";
 const VERSION: u32 = 3;
 /// Tensors begin at multiples of this.
-pub(super) const ALIGNMENT: usize = 32;
+pub(crate) const ALIGNMENT: usize = 32;
 
 /// A value of the metadata.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Value {
+pub(crate) enum Value {
     U32(u32),
     F32(f32),
     Bool(bool),
@@ -52,33 +52,33 @@ impl From<usize> for Value {
 }
 
 /// Numbers of the types of values in a file.
-pub(super) mod kind {
-    pub(in crate::gguf) const U8: u32 = 0;
-    pub(in crate::gguf) const I8: u32 = 1;
-    pub(in crate::gguf) const U16: u32 = 2;
-    pub(in crate::gguf) const I16: u32 = 3;
-    pub(in crate::gguf) const U32: u32 = 4;
-    pub(in crate::gguf) const I32: u32 = 5;
-    pub(in crate::gguf) const F32: u32 = 6;
-    pub(in crate::gguf) const BOOL: u32 = 7;
-    pub(in crate::gguf) const STRING: u32 = 8;
-    pub(in crate::gguf) const ARRAY: u32 = 9;
-    pub(in crate::gguf) const U64: u32 = 10;
-    pub(in crate::gguf) const I64: u32 = 11;
-    pub(in crate::gguf) const F64: u32 = 12;
+pub(crate) mod kind {
+    pub(crate) const U8: u32 = 0;
+    pub(crate) const I8: u32 = 1;
+    pub(crate) const U16: u32 = 2;
+    pub(crate) const I16: u32 = 3;
+    pub(crate) const U32: u32 = 4;
+    pub(crate) const I32: u32 = 5;
+    pub(crate) const F32: u32 = 6;
+    pub(crate) const BOOL: u32 = 7;
+    pub(crate) const STRING: u32 = 8;
+    pub(crate) const ARRAY: u32 = 9;
+    pub(crate) const U64: u32 = 10;
+    pub(crate) const I64: u32 = 11;
+    pub(crate) const F64: u32 = 12;
 }
 
 /// A tensor of a file.
 #[derive(Debug)]
-pub(super) struct Info<'a> {
-    pub(super) name: &'a str,
+pub(crate) struct Info<'a> {
+    pub(crate) name: &'a str,
     /// In candle's order, the outermost first.
-    pub(super) dims: &'a [usize],
-    pub(super) dtype: GgufType,
+    pub(crate) dims: &'a [usize],
+    pub(crate) dtype: GgufType,
 }
 
 /// Returns the head of a file, filled up to where the first tensor begins.
-pub(super) fn bytes(metadata: &[(String, Value)], tensors: &[Info<'_>]) -> Vec<u8> {
+pub(crate) fn bytes(metadata: &[(String, Value)], tensors: &[Info<'_>]) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     out.extend(VERSION.to_le_bytes());
     out.extend((tensors.len() as u64).to_le_bytes());
@@ -103,7 +103,7 @@ pub(super) fn bytes(metadata: &[(String, Value)], tensors: &[Info<'_>]) -> Vec<u
 }
 
 /// Returns the number of bytes up to the next multiple of the alignment.
-pub(super) fn padding(bytes: usize) -> usize {
+pub(crate) fn padding(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGNMENT) - bytes
 }
 
