@@ -197,7 +197,7 @@ impl Folder {
         };
         match (entry.dtype(), entry.stored) {
             (Some(saved), _) => self.read_plain(name, entry, saved, in_file, dtype),
-            (None, Stored::Blocks(block)) => Ok(self.read_blocks(name, block, in_file, dtype)?),
+            (None, Stored::Blocks(block)) => self.read_blocks(name, entry, block, in_file, dtype),
             _ => Ok(Tensor::zeros(0, dtype, &Device::Cpu)?),
         }
     }
@@ -206,6 +206,7 @@ impl Folder {
     fn read_blocks(
         &self,
         name: &str,
+        entry: &Entry,
         block: GgmlDType,
         ranges: &[Range<usize>],
         dtype: DType,
@@ -223,7 +224,12 @@ impl Folder {
                 let count = (last - first) * size;
                 let blocks = qtensor_from_ggml(block, &bytes, vec![count], &Device::Cpu)?;
                 let wide = blocks.dequantize(&Device::Cpu)?.narrow(0, start - first * size, end - start)?;
-                read.slice_set(&wide.to_dtype(dtype)?.contiguous()?, 0, done)?;
+                let converted = wide.to_dtype(dtype)?.contiguous()?;
+                if let Some((place, number)) = finite::first_not_finite(&wide, &converted)? {
+                    let problem = finite::problem(name, &entry.dims, start + place, number, dtype);
+                    return Err(Error::Format { path: self.files[entry.file].0.clone(), problem });
+                }
+                read.slice_set(&converted, 0, done)?;
                 (start, done) = (end, done + end - start);
             }
         }

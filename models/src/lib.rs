@@ -72,6 +72,7 @@ pub use gguf_file::GgufType;
 pub use lora::{Lora, LoraConfig};
 pub use merged::MergedWeights;
 pub use model::{Cache, CausalLm};
+pub use reading::{is_gguf, pad_token};
 pub use save::{FolderConfig, FolderWriter, save_folder};
 pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::Weights;

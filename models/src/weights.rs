@@ -18,9 +18,9 @@ use crate::files::ADAPTER_TENSORS;
 use crate::folder::Folder;
 use crate::names::{self, PEFT_PREFIX};
 use crate::quantized::Quantized;
-use crate::reading::gguf;
+use crate::reading::{gguf, pad_token};
 use crate::shapes::shapes;
-use crate::{Error, LabelsConfig, Lora, ModelConfig, Result};
+use crate::{Error, LabelsConfig, Lora, ModelConfig, Result, Tokenizer};
 
 /// Initial values of a model's parameters.
 ///
@@ -76,8 +76,10 @@ impl Weights {
         let model = ModelConfig::from_folder(path)?;
         let labels = if model.labels.is_some() { None } else { Lora::labels_of(adapters)? };
         let Some(mut labels) = labels else { return Self::folder(path) };
-        let own = model.json().get("pad_token_id").and_then(serde_json::Value::as_u64);
-        labels.pad_token = labels.pad_token.or(own.map(|token| token as u32));
+        if labels.pad_token.is_none() {
+            let tokenizer = Tokenizer::is_in(path)?.then(|| Tokenizer::from_folder(path)).transpose()?;
+            labels.pad_token = pad_token(&model, tokenizer.as_ref());
+        }
         Self::with_new_head(path, &labels)
     }
 

@@ -94,7 +94,7 @@ impl LabelOptions {
                 return Err(Error::Option { option: "--task", got: value_name(&task), help });
             }
         };
-        let pad_token = pad_token(&model, tokenizer);
+        let pad_token = models::pad_token(&model, tokenizer);
         Ok(Weights::with_new_head(folder, &LabelsConfig { names, problem: task.problem(), pad_token })?)
     }
 
@@ -128,12 +128,4 @@ impl LabelOptions {
             _ => Ok(()),
         }
     }
-}
-
-/// Returns the token by which other programs fill up rows with this model: that of its tokenizer or its configuration, or else the
-/// one that ends a text, as TRL does.
-fn pad_token(model: &ModelConfig, tokenizer: Option<&Tokenizer>) -> Option<u32> {
-    let own = || model.json().get("pad_token_id").and_then(serde_json::Value::as_u64);
-    let of_tokenizer = tokenizer.and_then(Tokenizer::padding);
-    of_tokenizer.or_else(|| own().map(|token| token as u32)).or_else(|| tokenizer?.end_of_text())
 }

@@ -84,12 +84,12 @@ pub(crate) fn recompute_fits(recompute: Recompute, blocks: usize) -> Result<()> 
 const LENGTH: usize = 1024;
 
 fn config(path: &Path) -> Result<ModelConfig> {
-    match path.extension() {
+    match path.is_file() && !models::is_gguf(path) {
         // A configuration alone, without the folder of its model.
-        Some(ending) if path.is_file() && ending == "json" => {
+        true => {
             let text = std::fs::read_to_string(path).map_err(|error| FileError::read(path, error))?;
             Ok(ModelConfig::from_json(&text)?)
         }
-        _ => Ok(ModelConfig::from_folder(path)?),
+        false => Ok(ModelConfig::from_folder(path)?),
     }
 }

@@ -22,6 +22,8 @@ use crate::{Error, Result};
 
 /// How long to try to report to the others that there will be no group.
 const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The least time from one warning to the next.
+const LEAST_PAUSE: Duration = Duration::from_millis(100);
 
 /// By rank, from 1.
 pub(super) type Members = Vec<(usize, HandshakeStream, Entry)>;
@@ -94,11 +96,21 @@ fn connect_all(plan: &MeetingParams<'_>, members: &mut Members, table: Table, un
     for (at, (_, wire, _)) in members.iter().enumerate() {
         waits.insert(at, wire.stream(), PollFlags::IN).map_err(failed)?;
     }
-    let mut costs = send_table(plan, members, table)?;
+    let mut costs = send_table(plan, members, table, until)?;
+    let pause = plan.config.slow_warning.min(plan.config.bounded_timeout());
+    let mut warn_at = Instant::now() + pause;
     let mut assembly = Assembly::new(members.len() + 1);
     while !assembly.is_complete() {
         let fds = plan.watch(waits.fds().map(|(fd, _)| fd));
-        let woken = wait_any(&fds, until).map_err(|reason| Error::system("waiting for the ranks", reason))?;
+        let wait_until = until.min(warn_at);
+        let woken =
+            wait_any(&fds, wait_until).map_err(|reason| Error::system("waiting for the ranks", reason))?;
+        if !woken.contains(&true) && wait_until < until {
+            let late = plan.name(&assembly.late());
+            tracing::warn!(place = %plan.place, "still waiting: all ranks are here, and nothing is heard of {late} any more");
+            warn_at = Instant::now() + pause.max(LEAST_PAUSE);
+            continue;
+        }
         if !woken.contains(&true) {
             // A rank that cannot connect would have reported that by now.
             let late = plan.name(&assembly.late());
@@ -125,7 +137,7 @@ fn connect_all(plan: &MeetingParams<'_>, members: &mut Members, table: Table, un
     plan.agree();
     let complete = frame(&ToMember::Complete)?;
     costs.bytes += complete.len() * members.len();
-    let told = members.iter_mut().try_for_each(|member| send(plan, member, &complete, true));
+    let told = members.iter_mut().try_for_each(|member| send(plan, member, (&complete, plan.deadline), true));
     costs.log(members.len() + 1);
     told
 }
@@ -163,14 +175,19 @@ fn receive_connected(
 }
 
 /// Sends the table to the ranks that get it from this one, and to the others from which rank they get it.
-fn send_table(plan: &MeetingParams<'_>, members: &mut Members, table: Table) -> Result<Costs> {
+fn send_table(
+    plan: &MeetingParams<'_>,
+    members: &mut Members,
+    table: Table,
+    until: Instant,
+) -> Result<Costs> {
     let failed = |fault| Error::system("the table of ranks", fault);
     let messages = TableMessages::new(table).map_err(failed)?;
     let mut costs = Costs::default();
     for member in members {
         let message = messages.to(member.0).map_err(failed)?;
         costs.bytes += message.len();
-        send(plan, member, &message, false)?;
+        send(plan, member, (&message, until), false)?;
     }
     Ok(costs)
 }
@@ -184,10 +201,10 @@ fn frame(message: &ToMember) -> Result<Vec<u8>> {
 fn send(
     plan: &MeetingParams<'_>,
     (rank, wire, entry): &mut (usize, HandshakeStream, Entry),
-    message: &[u8],
+    (message, until): (&[u8], Instant),
     may_be_dead: bool,
 ) -> Result<()> {
-    match wire.write(message, plan.deadline) {
+    match wire.write(message, until) {
         Ok(()) => Ok(()),
         Err(ConnectError::Closed) if may_be_dead => Ok(()),
         Err(ConnectError::Closed) => Err(plan.died(*rank, entry.host.as_str())),

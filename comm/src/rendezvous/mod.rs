@@ -156,7 +156,7 @@ pub(crate) fn meet_with(config: &TcpConfig, options: Options) -> Result<Meeting>
     plan.check_secret(config.bind)?;
     check_loopback(config.bind)?;
     if config.rank == 0 {
-        check_files(config.world_size, getrlimit(Resource::Nofile).current)?;
+        check_files(plan.number(0), config.world_size, getrlimit(Resource::Nofile).current)?;
     }
     match config.rank {
         0 => leader::lead(&plan, listener),
@@ -202,14 +202,14 @@ const FILES_ASIDE: usize = 64;
 
 /// Fails for a group that is too large for rank 0 to hold a connection to every other rank, where it may have `limit` files
 /// open; None for any number.
-fn check_files(world_size: usize, limit: Option<u64>) -> Result<()> {
+fn check_files(rank: usize, world_size: usize, limit: Option<u64>) -> Result<()> {
     let room = usize::try_from(limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX).saturating_sub(FILES_ASIDE);
     // A small group may do with fewer files.
     if world_size <= room.max(FILES_ASIDE) {
         return Ok(());
     }
     let help = format!(
-        "rank 0 holds a connection to every other rank, and may have only {} files open: give at most {room} ranks, or raise \
+        "rank {rank} holds a connection to every other rank, and may have only {} files open: give at most {room} ranks, or raise \
          the limit there (ulimit -n)",
         room + FILES_ASIDE
     );

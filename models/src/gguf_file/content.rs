@@ -138,7 +138,7 @@ impl Content {
     /// Returns a number with the fewest decimals that stand for it: what was written in a configuration.
     pub(crate) fn number(&self, key: &str) -> Result<Option<f64>> {
         self.of(key, "a number", |value| match value {
-            Value::F32(number) => number.to_string().parse().ok(),
+            Value::F32(number) if number.is_finite() => number.to_string().parse().ok(),
             Value::U32(number) => Some((*number).into()),
             _ => None,
         })

@@ -30,17 +30,19 @@ impl Lora {
     }
 
     /// Returns the labels that adapters of a folder were trained for, if they have a head that scores documents: of the `config.json`
-    /// that [`save`](Self::save) writes there; without one, as peft leaves it, as many without names.
+    /// that [`save`](Self::save) writes there; without one that has labels, as peft leaves it, as many without names.
     ///
     /// # Errors
     /// Files that cannot be read.
     pub fn labels_of(folder: &Path) -> Result<Option<LabelsConfig>> {
         let tensors = Folder::of_file(folder, ADAPTER_TENSORS)?;
         let Some(head) = tensors.entry(&format!("{PEFT_PREFIX}{}", names::SCORE)) else { return Ok(None) };
-        match folder.join(CONFIG).exists() {
-            true => Ok(ModelConfig::from_folder(folder)?.labels),
-            false => Ok(Some(LabelsConfig::unnamed(head.dims.first().copied().unwrap_or_default()))),
-        }
+        let known = match folder.join(CONFIG).exists() {
+            true => ModelConfig::from_folder(folder)?.labels,
+            false => None,
+        };
+        let unnamed = || LabelsConfig::unnamed(head.dims.first().copied().unwrap_or_default());
+        Ok(Some(known.unwrap_or_else(unnamed)))
     }
 
     /// Writes the adapters, and the modules that are trained whole beside them, in the format of `peft`. `parameters` have the names

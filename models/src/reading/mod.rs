@@ -18,6 +18,11 @@ pub(crate) fn text(model: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     }
 }
 
+/// Whether a model is given as a GGUF file: by its ending, or by how it begins.
+pub fn is_gguf(model: &Path) -> bool {
+    gguf::is_file(model)
+}
+
 impl ModelConfig {
     /// Reads `config.json` of a folder, or what a GGUF file says in place of it.
     ///
@@ -93,4 +98,12 @@ pub(crate) fn read_config(folder: &Path) -> Result<Map<String, Value>> {
         config.extend(read(SPECIAL)?);
     }
     Ok(config)
+}
+
+/// Returns the token by which other programs fill up rows with this model: that of its tokenizer or its configuration, or else the
+/// one that ends a text, as TRL does.
+pub fn pad_token(model: &ModelConfig, tokenizer: Option<&Tokenizer>) -> Option<u32> {
+    let own = || model.json().get("pad_token_id").and_then(serde_json::Value::as_u64);
+    let of_tokenizer = tokenizer.and_then(Tokenizer::padding);
+    of_tokenizer.or_else(|| own().map(|token| token as u32)).or_else(|| tokenizer?.end_of_text())
 }

@@ -12,8 +12,8 @@ use clap::Args;
 use comm::{Communicator, TcpConfig};
 use girandole::trainer::{self, Data, PreferenceData};
 use girandole::{Batch, Layout, Parallel, ParallelConfig};
-use models::CausalLm;
 use models::tokens::{self, DataConfig, DataFile, IGNORE_INDEX, PackingReport, Piece, TextSource, TooLong};
+use models::{CausalLm, LabelsConfig, Problem};
 use ops::{PreferenceConfig, PreferenceLoss};
 use serde::{Deserialize, Serialize};
 
@@ -178,7 +178,11 @@ impl EvaluateOptions {
         let file = DataFile { path, weight: 1.0, tokens: None };
         // A file that cannot be read is refused where it is read as text.
         if model.labels.is_some() || !file.is_plain_text().unwrap_or(true) {
-            let pairs = model.labels.is_some() && file.begins_with_pair().unwrap_or(false);
+            let is_reward = |labels: &LabelsConfig| {
+                labels.problem == Problem::Regression && labels.names.len() == 1 && self.field.is_none()
+            };
+            let pairs =
+                model.labels.as_ref().is_some_and(is_reward) && file.begins_with_pair().unwrap_or(false);
             let too_long = if model.labels.is_some() { TooLong::Truncate } else { TooLong::default() };
             let config = DataConfig {
                 tokenizer: Some(&opened.tokenizer),

@@ -64,6 +64,10 @@ impl ExportOptions {
     /// # Errors
     /// A folder that cannot be used, or whose model or tokenizer the format cannot express; files that cannot be written.
     pub fn run(&self) -> Result<()> {
+        if self.out.canonicalize().is_ok_and(|out| Some(out) == self.model.canonicalize().ok()) {
+            let help = "it is the model itself: give another path".into();
+            return Err(Error::Option { option: "--out", got: self.out.display().to_string(), help });
+        }
         let model = match &self.adapters {
             Some(adapters) => Weights::for_adapters(&self.model, adapters)?,
             None => Weights::folder(&self.model)?,
@@ -119,10 +123,6 @@ impl ExportOptions {
         if let (Some(got), None) = (self.dtype, dtype) {
             let help = "a folder has f32, f16 or bf16: take one of them, or leave out --to";
             return refuse("--type", got.to_string(), help);
-        }
-        if self.out.canonicalize().is_ok_and(|out| Some(out) == self.model.canonicalize().ok()) {
-            let help = "it is the model's own folder: give another one";
-            return refuse("--out", self.out.display().to_string(), help);
         }
         outputs::make_folder(&self.out)?;
         let how = FolderConfig {

@@ -14,7 +14,10 @@ impl<L: Links> ScheduleExecutor<L> {
         self.timeouts.reset_to_sleep();
         loop {
             self.waits.clear();
-            for index in 0..self.call.peers.len() {
+            let peers = self.call.peers.len();
+            // Each rank begins with the one after it, so that not all come to the same one at once.
+            let first = self.call.peers.partition_point(|peer| peer.rank < self.supervisor.rank());
+            for index in (first..peers).chain(0..first) {
                 let peer = self.call.peers[index].rank;
                 match self.links.open(peer) {
                     Ok(true) => {}

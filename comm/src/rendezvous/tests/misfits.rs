@@ -70,9 +70,9 @@ pub(super) fn introduced_with(rank: u32, world_size: u32, port: u16, hello: Hell
 
 #[test]
 fn a_group_is_as_large_as_rank_0_can_have_connections() {
-    assert!(check_files(1 << 20, None).is_ok() && check_files(60, Some(20)).is_ok());
-    assert!(check_files(960, Some(1024)).is_ok());
-    let message = check_files(961, Some(1024)).unwrap_err().to_string();
+    assert!(check_files(0, 1 << 20, None).is_ok() && check_files(0, 60, Some(20)).is_ok());
+    assert!(check_files(0, 960, Some(1024)).is_ok());
+    let message = check_files(0, 961, Some(1024)).unwrap_err().to_string();
     let told =
         "and may have only 1024 files open: give at most 960 ranks, or raise the limit there (ulimit -n)";
     assert!(message.starts_with("world size: got 961; ") && message.ends_with(told), "{message}");

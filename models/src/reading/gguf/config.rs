@@ -76,6 +76,11 @@ impl Values<'_> {
         self.optional(name)?.ok_or_else(missing)
     }
 
+    fn required_number(&self, name: &str) -> Result<f64> {
+        let missing = || self.content.refuse(format!("it has no {}", self.key(name)));
+        self.number(name)?.ok_or_else(missing)
+    }
+
     fn number(&self, name: &str) -> Result<Option<f64>> {
         self.content.number(&self.key(name))
     }
@@ -156,7 +161,7 @@ fn gpt2(values: &Values<'_>) -> Result<Map<String, Json>> {
         "n_layer": values.size("block_count")?,
         "n_positions": values.size("context_length")?,
         "n_inner": values.size("feed_forward_length")?,
-        "layer_norm_epsilon": values.number("attention.layer_norm_epsilon")?,
+        "layer_norm_epsilon": values.required_number("attention.layer_norm_epsilon")?,
         "tie_word_embeddings": values.content.is_tied()?,
     })))
 }
@@ -180,7 +185,7 @@ fn llama(family: Family, values: &Values<'_>) -> Result<Map<String, Json>> {
         "num_key_value_heads": values.optional("attention.head_count_kv")?.unwrap_or(heads),
         "head_dim": head_dim,
         "max_position_embeddings": max_len,
-        "rms_norm_eps": values.number("attention.layer_norm_rms_epsilon")?,
+        "rms_norm_eps": values.required_number("attention.layer_norm_rms_epsilon")?,
         "rope_theta": theta,
         "hidden_act": "silu",
         "tie_word_embeddings": values.content.is_tied()?,

@@ -220,9 +220,9 @@ fn special<'a>(content: &'a Content, tokens: &Tokens<'a>, name: &str) -> Result<
 /// Returns what adds tokens at the beginning or the end of a text.
 fn template(content: &Content, tokens: &Tokens<'_>) -> Result<Option<Json>> {
     let model = content.text(&key("model"))?;
-    let is_llama3 =
-        content.text(&key("pre"))?.is_some_and(|pre| ["llama-bpe", "llama3", "llama-v3"].contains(&pre));
-    let by_default = model == Some("llama") || is_llama3;
+    const BEGINS: [&str; 4] = ["llama-bpe", "llama3", "llama-v3", "tekken"];
+    let by_default =
+        model == Some("llama") || content.text(&key("pre"))?.is_some_and(|pre| BEGINS.contains(&pre));
     let ends = [("add_bos_token", "bos", by_default), ("add_eos_token", "eos", false)];
     let (mut single, mut known) = (vec![json!({ "Sequence": { "id": "A", "type_id": 0 } })], Map::new());
     for (place, (flag, name, default)) in ends.into_iter().enumerate() {
