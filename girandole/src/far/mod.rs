@@ -150,6 +150,9 @@ impl Slot {
     }
 }
 
+/// The sum of the changes of a bucket over all groups, and what this rank's numbers have lost in it, if it was not sent exactly.
+type BucketSum = (Tensor, Option<Tensor>);
+
 impl FarAverage {
     /// Creates the outer step of a model; `None` if its layout has no `far`. Not collective.
     ///
@@ -270,7 +273,7 @@ impl FarAverage {
     }
 
     /// Returns the sum of what the groups send of these parameters, and what this one has not sent.
-    fn sum_of(&self, bucket: Range<usize>, share: f64) -> Result<(Tensor, Option<Tensor>)> {
+    fn sum_of(&self, bucket: Range<usize>, share: f64) -> Result<BucketSum> {
         let change = |slot: &Slot| {
             let change = ((slot.start()? - slot.var.as_detached_tensor())? * share)?;
             let change = match &slot.error {
@@ -287,7 +290,7 @@ impl FarAverage {
     }
 
     /// The outer step of these parameters.
-    fn step_by(&mut self, bucket: Range<usize>, (mean, errors): &(Tensor, Option<Tensor>)) -> Result<()> {
+    fn step_by(&mut self, bucket: Range<usize>, (mean, errors): &BucketSum) -> Result<()> {
         let (FarConfig { learning_rate, momentum, .. }, mut begin) = (self.config, 0);
         for slot in &mut self.slots[bucket] {
             let (shape, len) = (slot.var.shape().clone(), slot.var.elem_count());

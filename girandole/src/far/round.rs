@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor, Var};
 use comm::{Operation, ReduceOp};
 use serde::{Deserialize, Serialize};
 
-use super::FarAverage;
+use super::{BucketSum, FarAverage};
 use crate::Result;
 
 /// What ranks tell each other in a round, the most of any.
@@ -21,7 +21,7 @@ pub(crate) struct Notice {
 /// What a round has received.
 #[derive(Debug)]
 pub(super) struct Round {
-    sums: Vec<(Range<usize>, (Tensor, Option<Tensor>))>,
+    sums: Vec<(Range<usize>, BucketSum)>,
     buffers: Vec<Tensor>,
     fragments: Vec<usize>,
     notice: Notice,
@@ -33,7 +33,7 @@ impl FarAverage {
     /// the round again. Call on every rank.
     ///
     /// # Cost
-    /// That of an average, with one number more of each parameter until it is applied.
+    /// That of an average, with one number more of each parameter, in few bits two, until it is applied.
     pub(crate) fn receive(&mut self, step: usize, is_last: bool, own: Notice) -> Result<()> {
         self.received = None;
         // A rank that hears of a loss leaves its group: by then all of it have completed the step.

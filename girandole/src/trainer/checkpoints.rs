@@ -164,7 +164,9 @@ impl<M: Model> Trainer<'_, M> {
             serde_json::from_value(contents.sampler.clone()).map_err(|error| refuse(error.to_string()))?;
         self.batches.resume(&state).map_err(|error| refuse(error.to_string()))?;
         let step = contents.step as usize;
-        self.done = Done { step, averaged: step, evaluated: step, latest: None, ..self.done };
+        // At the last step all groups average, if they have not.
+        let averaged = if step == self.config.steps { 0 } else { step };
+        self.done = Done { step, averaged, evaluated: step, latest: None, ..self.done };
         (self.checkpoints.begun, self.checkpoints.written) = (step, step);
         if step > self.config.steps {
             let help = format!("the checkpoint is at step {step} already: give more");
@@ -243,7 +245,7 @@ impl<M: Model> Trainer<'_, M> {
             return self.stop_groups(observer);
         }
         // Groups that train on their own hear of it when they average.
-        if self.model.far().is_some() && !self.done.step.is_multiple_of(self.config.far.every) {
+        if self.model.far().is_some() && !self.config.far.is_due(self.done.step) {
             return Ok(());
         }
         let Some(check) = &mut self.stop else { return Ok(()) };

@@ -146,7 +146,8 @@ fn magnitudes_on_a_quantized_base_in_every_layout() {
             Lora::new(&LoraConfig { dora: false, ..dora() }, &model).unwrap().quantized(format).unwrap();
         let expected = train("", &lora, &model);
         assert!((expected.losses[0] - train("", &plain, &model).losses[0]).abs() < 1e-6);
-        assert!((expected.losses[0] - train("", &whole, &model).losses[0]).abs() > 1e-6);
+        let least = if format == Format::Nf4 { 1e-4 } else { 1e-6 };
+        assert!((expected.losses[0] - train("", &whole, &model).losses[0]).abs() > least);
         for layout in LAYOUTS {
             assert_equal(layout, &train(layout, &lora, &model), &expected);
         }

@@ -200,7 +200,8 @@ fn adapters_on_a_quantized_base_in_every_layout() {
         let expected = train_as("", Some(&lora), &config, false);
         assert!(expected.losses[5] < expected.losses[0]);
         let gap = expected.losses[0] - train_as("", Some(&whole), &config, false).losses[0];
-        assert!(gap.abs() > 1e-6, "{gap}");
+        let least = if format == Format::Nf4 { 1e-4 } else { 1e-6 };
+        assert!(gap.abs() > least, "{gap}");
         for layout in LAYOUTS {
             assert_equal(layout, &train_as(layout, Some(&lora), &config, false), &expected);
         }

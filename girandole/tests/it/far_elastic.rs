@@ -66,13 +66,16 @@ fn elastic(far: FarConfig, dir: Option<&Path>) -> TrainConfig {
 /// Of a rank that stays to the end: its losses, and that of the model on all rows.
 type Seen = Option<(Vec<f64>, f64)>;
 
+/// After which step a rank leaves, and at which it waits for what.
+type Script = (Option<usize>, Option<(usize, Arc<AtomicBool>)>);
+
 /// Trains as one of the first ranks, or as one that joins.
 fn train(
     setup: Setup,
     comm: Arc<dyn Communicator>,
     layout: &Layout,
     config: TrainConfig,
-    script: Option<(Option<usize>, Option<(usize, Arc<AtomicBool>)>)>,
+    script: Option<Script>,
 ) -> girandole::Result<Seen> {
     let is_new = script.is_none();
     let (leaves, waits) = script.unwrap_or_default();

@@ -36,7 +36,9 @@ impl Int8Matrix {
     /// Numbers that are not finite in f16.
     pub fn quantize(matrix: &Tensor) -> Result<Self> {
         let (_, columns) = matrix.dims2()?;
-        let numbers = matrix.to_dtype(DType::F16)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+        // From f64 by way of f32, as weights are read: the same bits whatever type they are held in.
+        let halves = matrix.to_dtype(DType::F32)?.to_dtype(DType::F16)?;
+        let numbers = halves.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
         if numbers.iter().any(|x| !x.is_finite()) {
             bail!("a weight has numbers that are not finite in f16: they have no place in 8 bits")
         }

@@ -112,8 +112,13 @@ impl LanguageTable<'_> {
         let own = most * trained as f64 / parameters as f64 / copies;
         let sent = all_reduce(own as u64, cost.layout.far);
         let link = &self.ranks.hardware.network.between;
+        // Few bits are sent to each group, and f32 around a ring.
+        let less = match cost.layout.far {
+            2 => "; a half, quarter or eighth with --far-bits 16, 8 or 4",
+            _ => "",
+        };
         Ok(format!(
-            "{}: a rank sends {} in each average, {} between nodes; a half, quarter or eighth with --far-bits 16, 8 or 4",
+            "{}: a rank sends {} in each average, {} between nodes{less}",
             cost.layout,
             show_bytes(sent),
             show_time(sent * link.s_per_byte + 2.0 * (cost.layout.far - 1) as f64 * link.latency)

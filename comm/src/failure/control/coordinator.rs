@@ -94,6 +94,8 @@ impl Polled for Coordinator<Connections> {
         if ready.contains(&true) {
             self.connections.ready().into_iter().for_each(|rank| self.listen(rank));
         }
+        // A rank has its time from when it is asked, however long reading has taken.
+        self.now = Instant::now();
         self.advance();
         true
     }
@@ -174,6 +176,10 @@ impl<L: ControlLinks> Coordinator<L> {
     }
 
     fn inquire(&mut self, asker: usize, id: u64, question: Question) {
+        if question.is_fatal() && self.failure_state.has_failed() {
+            // The asker has been sent the first cause, as all have.
+            return;
+        }
         let deadline = self.now + PROBE_TIMEOUT;
         self.inquiries.push(Inquiry { asker, id, question, deadline, in_round: false });
     }

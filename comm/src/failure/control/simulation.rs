@@ -23,7 +23,7 @@ const LINK: LinkModel = LinkModel { latency: Duration::from_millis(1), bytes_per
 
 /// What arrives at a rank.
 enum Arrival {
-    Message(usize, ControlMessage),
+    Message(usize, Box<ControlMessage>),
     /// The end of a rank's connection.
     End(usize),
     /// Rank 0 is to act, though nothing has come.
@@ -107,7 +107,7 @@ impl Job {
     fn send(&mut self, rank: usize) {
         for (to, message) in std::mem::take(&mut *self.outbox.0.lock().unwrap()) {
             let bytes = serde_json::to_vec(&message).unwrap().len() + 1;
-            self.network.send(rank, to, bytes, Arrival::Message(rank, message));
+            self.network.send(rank, to, bytes, Arrival::Message(rank, Box::new(message)));
         }
     }
 
@@ -119,13 +119,13 @@ impl Job {
             }
             if at > 0 {
                 let Arrival::Message(_, message) = arrival else { continue };
-                self.members[at].receive(vec![message], false);
+                self.members[at].receive(vec![*message], false);
                 self.send(at);
                 continue;
             }
             self.coordinator.now = self.began + self.network.now();
             match arrival {
-                Arrival::Message(from, message) => self.coordinator.receive(from, vec![message], false),
+                Arrival::Message(from, message) => self.coordinator.receive(from, vec![*message], false),
                 Arrival::End(rank) => self.coordinator.receive(rank, Vec::new(), true),
                 Arrival::Due => self.due = None,
             }
@@ -173,7 +173,7 @@ fn who_stands_still_is_found_by_one_round_however_many_ask() {
         let question = Question::Stuck { peer: stopped, last: true, apart: false };
         let message = ControlMessage::Ask { id: 1, question };
         let bytes = serde_json::to_vec(&message).unwrap().len() + 1;
-        job.network.send(asker, 0, bytes, Arrival::Message(asker, message));
+        job.network.send(asker, 0, bytes, Arrival::Message(asker, Box::new(message)));
     }
     job.run();
     let cause = job.cause_without(stopped);

@@ -10,8 +10,8 @@ use super::Trainer;
 use super::progress::{RanksProgress, state_lost};
 use crate::agreement::all_agree;
 use crate::parallel::FarGroups;
-use crate::trainer::Observer;
 use crate::trainer::optimizer::RunOptimizer;
+use crate::trainer::{Notice, Observer};
 use crate::{Layout, Parallel, Result};
 
 impl<M: Model> Trainer<'_, M> {
@@ -81,6 +81,8 @@ impl<M: Model> Trainer<'_, M> {
             let given = transfer(&*world, held.as_ref().filter(|_| gives), offers && gives, receiver)?;
             loss_scale = if is_new { given } else { loss_scale };
         }
+        // Groups have other numbers now, and other folders: nobody writes into the old one when another group begins to.
+        self.checkpoints.wait_for_abandoned();
         // Only when all ranks have their state does any of them give up its communication in the groups before.
         world.run(Operation::Barrier)?;
         if let (Some(model), Some(optimizer)) = (rebuilt, optimizer) {
@@ -94,9 +96,11 @@ impl<M: Model> Trainer<'_, M> {
         self.open_checkpoints()?.map_or(Ok(()), Checkpoints::share_claim)?;
         self.batches.resume(&holders.progress.order)?;
         self.job.set_loaded();
-        (self.done.averaged, self.done.notice) = (averaged, notice);
+        // Whether new ranks wait is told again by the next round, to all groups.
+        (self.done.averaged, self.done.notice) = (averaged, Notice { waiting: 0, ..notice });
         self.done.evaluated = of_own.least(|progress| progress.evaluated).min(holders.progress.step);
-        self.checkpoints.written = of_own.least(|progress| progress.written).min(holders.progress.step);
+        // Of all groups, so that all write at the same steps.
+        self.checkpoints.written = ranks.least(|progress| progress.written).min(holders.progress.step);
         self.checkpoints.begun = self.checkpoints.written;
         self.go_on_from(holders.progress, observer)
     }
