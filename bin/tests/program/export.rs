@@ -97,8 +97,9 @@ fn what_does_not_fit_together_is_refused_and_nothing_is_written() {
             "--type: got q4_0; a folder has f32, f16 or bf16",
         ),
         (&["--out", &out, "--max-file-size", "1MB"], "--max-file-size: got 1000000; a GGUF file is one file"),
-        (&["--out", &model], "it is a folder: give the path of a file, such as model.gguf"),
-        (&["--out", &model, "--to", "transformers"], "it is the model's own folder: give another one"),
+        (&["--out", &folder.argument(".")], "it is a folder: give the path of a file, such as model.gguf"),
+        (&["--out", &model], "it is the model itself: give another path"),
+        (&["--out", &model, "--to", "transformers"], "it is the model itself: give another path"),
         (&["--out", &out, "--adapters", &model], "adapter_config.json"),
         (&["--out", &out, "--adapters-only"], "--adapters"),
     ] {

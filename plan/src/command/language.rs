@@ -58,7 +58,7 @@ pub fn recompute(text: &str) -> std::result::Result<Recompute, String> {
 /// Options of `plan --model`, those of `pretrain` and `finetune`.
 #[derive(Debug, Clone, Args)]
 pub struct LanguagePlanOptions {
-    /// Folder with config.json, that file, or a GGUF file
+    /// Folder, config.json or GGUF file of a model
     ///
     /// In place of MODEL: a Llama, Mistral, Qwen2.5, Qwen3 or GPT-2.
     #[arg(
