@@ -35,6 +35,10 @@ impl Lora {
     /// # Errors
     /// Files that cannot be read.
     pub fn labels_of(folder: &Path) -> Result<Option<LabelsConfig>> {
+        if !folder.join(ADAPTER_TENSORS).exists() {
+            // Whoever reads the adapters says what is missing.
+            return Ok(None);
+        }
         let tensors = Folder::of_file(folder, ADAPTER_TENSORS)?;
         let Some(head) = tensors.entry(&format!("{PEFT_PREFIX}{}", names::SCORE)) else { return Ok(None) };
         let known = match folder.join(CONFIG).exists() {
