@@ -18,6 +18,7 @@ mod ddp_trainer;
 mod ddp_transformer;
 mod diverged;
 mod export;
+#[cfg(target_os = "linux")]
 mod far_elastic;
 mod fsdp_mlp;
 mod in_4_bits;

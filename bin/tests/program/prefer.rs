@@ -3,10 +3,13 @@
 use std::fs;
 use std::path::Path;
 
+#[cfg(target_os = "linux")]
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
-use crate::common::{Folder, Girandole, Session, text};
+#[cfg(target_os = "linux")]
+use crate::common::Session;
+use crate::common::{Folder, Girandole, text};
 
 const PREFER: Girandole = Girandole("prefer");
 const PRETRAIN: Girandole = Girandole("pretrain");
@@ -146,6 +149,7 @@ fn adapters_have_one_curve() {
 }
 
 /// A rank that joins has the same reference, which it has not computed.
+#[cfg(target_os = "linux")]
 #[test]
 fn a_new_rank_gets_the_reference() {
     let folder = Folder::new();
