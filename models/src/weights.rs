@@ -75,12 +75,12 @@ impl Weights {
     pub fn for_adapters(path: &Path, adapters: &Path) -> Result<Self> {
         let model = ModelConfig::from_folder(path)?;
         let labels = if model.labels.is_some() { None } else { Lora::labels_of(adapters)? };
-        let Some(mut labels) = labels else { return Self::folder(path) };
+        let Some(mut labels) = labels else { return Self::of_folder(path, model, false) };
         if labels.pad_token.is_none() {
             let tokenizer = Tokenizer::is_in(path)?.then(|| Tokenizer::from_folder(path)).transpose()?;
             labels.pad_token = pad_token(&model, tokenizer.as_ref());
         }
-        Self::with_new_head(path, &labels)
+        Self::of_folder(path, model.with_labels(labels)?, true)
     }
 
     fn of_folder(path: &Path, config: ModelConfig, has_new_head: bool) -> Result<Self> {

@@ -42,6 +42,15 @@ impl Session {
         ranks.filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
     }
 
+    /// Kills one of its ranks that has not been killed before, any of them, including the first and new ones.
+    pub(crate) fn kill_another(&self, killed: &mut Vec<Pid>, random: &mut Generator) {
+        let mut left = self.ranks();
+        left.retain(|rank| !killed.contains(rank));
+        let next = left[random.next_u32() as usize % left.len()];
+        kill_process(next, Signal::KILL).unwrap();
+        killed.push(next);
+    }
+
     /// Waits until a condition holds or the command has ended.
     pub(crate) fn until(&mut self, what: &str, done: impl Fn() -> bool) {
         let began = Instant::now();

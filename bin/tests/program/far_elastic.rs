@@ -99,12 +99,7 @@ fn a_new_group_takes_the_place_of_a_lost_one() {
         for loss in 0..1 + round % 2 {
             let wanted = steps() + 5 + random.next_u32() as usize % 25;
             session.until("more steps", || steps() >= wanted.min((loss + 1) * STEPS / 3));
-            let mut left = session.ranks();
-            left.retain(|rank| !killed.contains(rank));
-            // Any rank, including the first and new ones.
-            let next = left[random.next_u32() as usize % left.len()];
-            kill_process(next, Signal::KILL).unwrap();
-            killed.push(next);
+            session.kill_another(&mut killed, &mut random);
         }
         let output = session.end();
         let said = text(&output.stderr);

@@ -165,12 +165,7 @@ fn new_ranks_take_the_place_of_lost_ones() {
         for _ in 0..lost {
             let wanted = steps() + 12 + random.next_u32() as usize % 15;
             session.until("more steps", || steps() >= wanted);
-            let mut left = session.ranks();
-            left.retain(|rank| !killed.contains(rank));
-            // Any rank, including the first and new ones.
-            let next = left[random.next_u32() as usize % left.len()];
-            kill_process(next, Signal::KILL).unwrap();
-            killed.push(next);
+            session.kill_another(&mut killed, &mut random);
         }
         let output = session.end();
         let said = text(&output.stderr);
