@@ -8,15 +8,18 @@
     scripts/random-models.py --count 50 --packed  # rows of documents in every run
     pip install bitsandbytes accelerate
     scripts/random-models.py --count 50 --in-4-bits  # adapters on a base in 4 bits
+    scripts/random-models.py --count 50 --in-8-bits  # and in 8 bits
+    scripts/random-models.py --count 50 --heads   # heads for labels and rewards; with --lora, too
 
 Each seed draws a family, sizes, windows, rotary scaling, biases, ties, files of some dtype, rows or documents and how they are packed, a layout
-of at most 8 ranks, accumulation, recomputation, schedule and clipping. transformers gets packed rows with a mask of each document's own tokens,
+of at most 16 ranks, groups that average rarely (`far`), AdamW or Muon, accumulation, recomputation, schedule and clipping. transformers gets packed rows with a mask of each document's own tokens,
 and positions that begin with each document. Both take the same steps from the same folder. Losses must agree within 1e-4, and what is saved must have the other's
 logits when transformers loads it. A model whose choice of experts is nearly tied
 in some step, and whose losses then differ, is listed apart. A seed that fails is printed with its command and configuration, and taken again by `--first SEED --count 1`.
 """
 
 import argparse
+import copy
 import hashlib
 import json
 import math
@@ -32,6 +35,8 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 import transformers
+
+import random_heads
 
 STEPS, RANKS = 5, 4
 LOSSES, LOGITS, ROUNDED = 1e-4, 3e-3, 1e-1
@@ -54,9 +59,10 @@ def rotary(draw):
     return {"rope_type": kind, "rope_theta": draw.choice([1e4, 5e5, 1e6]), **own[kind]}
 
 
-def configuration(draw, in_4_bits, only):
+def configuration(draw, bits, only):
     """A configuration that girandole supports, of one family only if it is named."""
-    drawn = draw.choice(["llama", "llama", "mistral", "qwen2", "qwen3", "gpt2"] + ([] if in_4_bits else ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3"]))
+    in_4_bits = bits == 4
+    drawn = draw.choice(["llama", "llama", "mistral", "qwen2", "qwen3", "gpt2"] + ([] if bits else ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3"]))
     family = only or drawn
     heads, width = (draw.choice([2, 4]), 64) if in_4_bits else (draw.choice([2, 3, 4, 6, 8]), draw.choice([4, 8, 16]))
     wide = draw.choice([128, 256]) if in_4_bits else draw.choice([20, 36, 60])
@@ -120,7 +126,7 @@ def layout(draw, config):
     return [axis for axis in axes if axis != "tp" or divides]
 
 
-def variant(draw, config, is_gpt2):
+def variant(draw, config, is_gpt2, task):
     """rsLoRA, DoRA, ranks and alphas by pattern, modules trained whole: some of them, or none."""
     some = {}
     if draw.random() < 0.4:
@@ -133,14 +139,14 @@ def variant(draw, config, is_gpt2):
         some["rank_pattern"] = {draw.choice(ends): draw.choice([1, 3, 5])}
     if draw.random() < 0.4:
         some["alpha_pattern"] = {draw.choice(ends): draw.choice([2, 6])}
-    if draw.random() < 0.4:
+    if draw.random() < 0.4 and not task:
         embedding = "wte" if is_gpt2 else "embed_tokens"
         whole = ["lm_head"] if config.tie_word_embeddings else draw.choice([[embedding], ["lm_head"], [embedding, "lm_head"]])
         some |= {"modules_to_save": whole, "ensure_weight_tying": config.tie_word_embeddings}
     return some
 
 
-def adapters(draw, of_variant, model, folder):
+def adapters(draw, of_variant, model, folder, task):
     import peft
 
     is_gpt2 = model.config.model_type == "gpt2"
@@ -154,7 +160,7 @@ def adapters(draw, of_variant, model, folder):
         every = []
     config = peft.LoraConfig(
         r=draw.choice([1, 2, 4]), lora_alpha=draw.choice([1, 4, 8]), target_modules=draw.choice([*every, *some]),
-        task_type="CAUSAL_LM", fan_in_fan_out=is_gpt2, **variant(of_variant, model.config, is_gpt2),
+        task_type="SEQ_CLS" if task else "CAUSAL_LM", fan_in_fan_out=is_gpt2, **variant(of_variant, model.config, is_gpt2, task),
     )
     model = peft.get_peft_model(model, config)
     with torch.no_grad():
@@ -271,12 +277,28 @@ def of_documents(config, sizes, length):
     return {"attention_mask": masks, "position_ids": positions}
 
 
-def load(folder, in_4_bits=False):
+def load(folder, bits=None, task=None):
     config = transformers.BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.float32,
     )
-    own = dict(quantization_config=config, device_map={"": "cpu"}) if in_4_bits else {}
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", **own)
+    own = dict(quantization_config=config, device_map={"": "cpu"}) if bits == 4 else {}
+    of = transformers.AutoModelForSequenceClassification if task else transformers.AutoModelForCausalLM
+    model = of.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", **own)
+    return in_8_bits(model) if bits == 8 else model
+
+
+def in_8_bits(model):
+    """Rounds the blocks' linear layers to what bitsandbytes' `Linear8bitLt` keeps; its products also round activations."""
+    for name, module in model.named_modules():
+        is_transposed = type(module).__name__ == "Conv1D"
+        if not (is_transposed or isinstance(module, torch.nn.Linear)) or not any(part.isdigit() for part in name.split(".")):
+            continue
+        weight = (module.weight.T if is_transposed else module.weight).data.half().float()
+        most = weight.abs().amax(1, keepdim=True)
+        codes = torch.where(most > 0, weight * (127 / most), 0.0).round()
+        rounded = codes * (most * 7.874016e-3)
+        module.weight.data = (rounded.T if is_transposed else rounded).contiguous()
+    return model
 
 
 def closest_choice(model):
@@ -309,37 +331,182 @@ def routers(model):
     return [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
 
 
-def theirs(model, inputs, targets, sizes, rows, lr, decay, clip):
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+class Averages:
+    """Groups of ranks that each train a model, and average what they have changed: the outer step of `far`."""
+
+    def __init__(self, models, every, fragments, lr, momentum):
+        self.trained = [[(name, own) for name, own in model.named_parameters() if own.requires_grad] for model in models]
+        self.every, self.fragments, self.lr, self.momentum = every, fragments, lr, momentum
+        self.start = [own.detach().clone() for _, own in self.trained[0]]
+        self.velocity = [torch.zeros_like(own) for own in self.start]
+
+    def fragment(self, name):
+        """That of a parameter's layer, or by the FNV hash of its name."""
+        layer = next((int(part) for part in name.split(".") if part.isdigit()), None)
+        if layer is None:
+            layer = 2166136261
+            for byte in name.encode():
+                layer = (layer ^ byte) * 16777619 % 2**32
+        return layer % self.fragments
+
+    def end_step(self, step):
+        """After a step, counted from 1. All groups have as many targets."""
+        for place, (name, _) in enumerate(self.trained[0]):
+            offset = self.fragment(name) * self.every // self.fragments
+            if step != STEPS and (step < offset or (step - offset) % self.every):
+                continue
+            own, start, velocity = [of[place][1].data for of in self.trained], self.start[place], self.velocity[place]
+            mean = torch.stack([start - of for of in own]).mean(0)
+            velocity.mul_(self.momentum).add_(mean)
+            start.sub_(self.lr * (mean + self.momentum * velocity))
+            for of in own:
+                of.copy_(start)
+
+
+def newton_schulz(matrix, coefficients, steps, eps):
+    """torch.optim.Muon's, in f32 in place of bf16."""
+    a, b, c = coefficients
+    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(steps):
+        square = x @ x.T
+        x = a * x + (b * square + c * square @ square) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+class Both:
+    """torch.optim.Muon for the matrices of hidden layers, and AdamW for all else."""
+
+    def __init__(self, model, lr, decay, muon):
+        named = [(name, own) for name, own in model.named_parameters() if own.requires_grad]
+        of_router = {id(own) for module in routers(model) for own in module.parameters()}
+        no_layer = {id(own) for module in model.modules() if isinstance(module, torch.nn.Embedding) for own in module.parameters()}
+        no_layer |= {id(own) for name, own in named if name.split(".")[0] in ("lm_head", "score")}
+        hidden = [own for _, own in named if own.dim() > 1 and id(own) not in of_router | no_layer]
+        # transformers joins experts, and each one's first two matrices.
+        self.views = [(torch.nn.Parameter(view.data), own, place) for own in hidden for view, place in self.matrices(own)]
+        others = [own for _, own in named if all(own is not other for other in hidden)]
+        self.all = [torch.optim.Muon([view for view, *_ in self.views], lr=lr, weight_decay=decay, momentum=muon["momentum"], adjust_lr_fn=muon["adjust-lr"]),
+                    adamw(others, muon["adamw-lr"], decay)]
+        self.parameters = [own for _, own in named]
+
+    @staticmethod
+    def matrices(own):
+        if own.dim() == 2:
+            return [(own, ())]
+        half = own.shape[1] // 2
+        # Rows of the first two matrices, (experts, 2 * width, hidden), or the last one.
+        parts = [slice(None)] if not own.is_joined else [slice(0, half), slice(half, None)]
+        return [(own[expert, part], (expert, part)) for expert in range(own.shape[0]) for part in parts]
+
+    def zero_grad(self):
+        for own in self.parameters:
+            own.grad = None
+
+    def step(self):
+        for view, own, place in self.views:
+            view.grad = own.grad[place].clone()
+        for optimizer in self.all:
+            optimizer.step()
+
+
+def adamw(trained, lr, decay):
     groups = [
         {"params": [parameter for parameter in trained if parameter.dim() > 1], "weight_decay": decay},
         {"params": [parameter for parameter in trained if parameter.dim() == 1], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=(0.9, 0.95), eps=1e-8)
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=(0.9, 0.95), eps=1e-8)
+
+
+def optimizer_of(model, lr, decay, muon):
+    if not muon:
+        return adamw([parameter for parameter in model.parameters() if parameter.requires_grad], lr, decay)
+    torch.optim._muon._zeropower_via_newtonschulz = newton_schulz
+    for name, own in model.named_parameters():
+        own.is_joined = name.endswith("gate_up_proj")
+    return Both(model, lr, decay, muon)
+
+
+def theirs(model, loss_of, count, rows, settings, far):
+    """Losses of `STEPS` steps on `rows` of `count` rows, of which `loss_of` gives the loss, or none if nothing is to be learned."""
+    lr, decay, clip, muon = settings
+    models = [model] + [copy.deepcopy(model) for _ in range(far["groups"] - 1 if far else 0)]
+    averages = Averages(models, far["every"], far["fragments"], far["lr"], far["momentum"]) if far else None
+    optimizers = [optimizer_of(own, lr, decay, muon) for own in models]
     losses = []
-    for begin in range(0, len(inputs) - rows + 1, rows):
-        own = slice(begin, begin + rows)
-        # Both leave out a step in which nothing is to be learned.
-        if len(losses) == STEPS or (targets[own] == IGNORED).all():
-            continue
-        more = of_documents(model.config, sizes[own], inputs.shape[1]) if sizes else {}
-        optimizer.zero_grad()
-        logits = model(input_ids=inputs[own], use_cache=False, **more).logits
-        loss = F.cross_entropy(logits.flatten(0, 1), targets[own].flatten(), ignore_index=IGNORED)
-        loss.backward()
-        if clip:
-            torch.nn.utils.clip_grad_norm_(trained, clip)
-        optimizer.step()
-        losses.append(loss.item())
+    for begin in range(0, count - rows + 1, rows):
+        if len(losses) == STEPS:
+            break
+        for number, (own, optimizer) in enumerate(zip(models, optimizers)):
+            optimizer.zero_grad()
+            loss = loss_of(own, range(begin + number, begin + rows, len(models)))
+            # Both leave out a step in which nothing is to be learned.
+            if loss is None:
+                continue
+            loss.backward()
+            if clip:
+                torch.nn.utils.clip_grad_norm_([of for of in own.parameters() if of.requires_grad], clip)
+            optimizer.step()
+            losses += [loss.item()] if number == 0 else []
+        if averages:
+            averages.end_step(len(losses))
     return losses
 
 
-def compare(girandole, seed, family, lora, packed, in_4_bits, folder):
-    """What is wrong with this seed, what it is, and how close the choice of an expert was."""
-    draw = random.Random(seed)
-    torch.manual_seed(seed)
-    config = configuration(draw, in_4_bits, family)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+def loss_of_rows(inputs, targets, sizes):
+    def loss(model, rows):
+        own = list(rows)
+        if (targets[own] == IGNORED).all():
+            return None
+        more = of_documents(model.config, [sizes[row] for row in own], inputs.shape[1]) if sizes else {}
+        logits = model(input_ids=inputs[own], use_cache=False, **more).logits
+        return F.cross_entropy(logits.flatten(0, 1), targets[own].flatten(), ignore_index=IGNORED)
+
+    return loss
+
+
+def averaging(draw, config, lora):
+    """How groups of `far` average, or none."""
+    if draw.random() > 0.25:
+        return None
+    # Names of adapters, and of GPT-2's parameters, are others here, and so are fragments.
+    fragments = 1 if lora or config.model_type == "gpt2" else draw.choice([1, 1, 2])
+    every = draw.choice([2, 3]) if fragments > 1 else draw.choice([1, 2, 3])
+    return {"groups": draw.choice([2, 2, 3]), "every": every, "fragments": fragments, "lr": draw.choice([0.7, 1.0]), "momentum": draw.choice([0.0, 0.9])}
+
+
+def muon_of(draw, config):
+    """Muon's options, or none for AdamW."""
+    if draw.random() > 0.2:
+        return None
+    # GPT-2's matrices are transposed in transformers, where one of the two would have another rate.
+    adjust = "match_rms_adamw" if config.model_type == "gpt2" else draw.choice(["match_rms_adamw", "original"])
+    return {"adjust-lr": adjust, "momentum": draw.choice([0.9, 0.95]), "adamw-lr": draw.choice([1e-3, 2e-3])}
+
+
+def head_data(draw, config, task, rows, folder, data, length):
+    """Writes documents with labels; returns the loss of some rows of them, and the number of rows."""
+    examples, rows_of = [], []
+    while len(rows_of) < rows * STEPS:
+        examples += random_heads.examples(draw, config, task, 4, length)
+        bounds = [0]
+        for example in examples:
+            bounds.append(bounds[-1] + random_heads.size(task, example))
+        rows_of = sorted(best_fit(list(zip(bounds, bounds[1:])), length))
+    random_heads.write_examples(data, task, examples)
+    random_heads.write_tokenizer(folder, config)
+    number = {begin: place for place, begin in enumerate(bounds)}
+    of_rows = lambda own: [examples[number[begin]] for row in own for begin, _ in rows_of[row]]
+    return lambda model, own: random_heads.loss(model, task, of_rows(own)), len(rows_of)
+
+
+def begin(draw, seed, options, folder, task):
+    """Draws a model and saves it, with adapters if there are to be some; returns it as both read it, and the dtype of its files."""
+    config = configuration(draw, options.bits, options.family)
+    if task:
+        random_heads.head(random.Random(seed + 5_000_000), config, task)
+    of = transformers.AutoModelForSequenceClassification if task else transformers.AutoModelForCausalLM
+    model = of.from_config(config, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.08 * torch.randn_like(parameter))
@@ -350,33 +517,49 @@ def compare(girandole, seed, family, lora, packed, in_4_bits, folder):
     if hasattr(config, "num_experts_per_tok"):
         # Saved in 16 bits, other experts would be chosen.
         dtype = torch.float32
-    begin, begun, data, out, metrics = (os.path.join(folder, name) for name in ("model", "adapters", "t.safetensors", "out", "m.jsonl"))
-    model.to(dtype).save_pretrained(begin, max_shard_size=draw.choice(["10KB", "1GB"]))
-    model = load(begin, in_4_bits)
-    if lora:
-        model = adapters(draw, random.Random(seed + 2_000_000), model, begun)
+    model.to(dtype).save_pretrained(folder("model"), max_shard_size=draw.choice(["10KB", "1GB"]))
+    model = load(folder("model"), options.bits, task)
+    if options.lora:
+        model = adapters(draw, random.Random(seed + 2_000_000), model, folder("adapters"), task)
     model.train()
+    return model, dtype
 
+
+def compare(seed, options, folder):
+    """What is wrong with this seed, what it is, and how close the choice of an expert was."""
+    draw, path = random.Random(seed), lambda name: os.path.join(folder, name)
+    torch.manual_seed(seed)
+    task = random.Random(seed + 4_000_000).choice(random_heads.TASKS) if options.heads else None
+    model, dtype = begin(draw, seed, options, path, task)
+    config, of_far = model.config, random.Random(seed + 3_000_000)
+    far = averaging(of_far, config, options.lora)
     axes = layout(draw, config)
     parts = draw.choice([2, 4]) if "pp" in axes else draw.choice([1, 1, 2])
     rows = 2 ** len({"dp", "shard"} & set(axes)) * parts * draw.choice([1, 2])
     if hasattr(config, "num_experts_per_tok"):
         rows *= 2
     length = draw.choice([8, 12, config.max_position_embeddings - 1, config.max_position_embeddings])
-    tokens = torch.randint(0, config.vocab_size, (rows * STEPS, length + 1))
     # Apart from the other draws, so that a seed's model is the same either way.
     of_rows = random.Random(seed + 1_000_000)
-    packing = of_rows.choice(["documents", "whole"] if packed else [None, "documents", "whole"])
+    packing = None if task else of_rows.choice(["documents", "whole"] if options.packed else [None, "documents", "whole"])
+    # Groups have different numbers of documents and targets, which weigh in an average.
+    far = None if packing or task else far
+    rows *= far["groups"] if far else 1
+    tokens = torch.randint(0, config.vocab_size, (rows * STEPS, length + 1))
     too_long = of_rows.choice([None, "cut", "drop"]) if packing == "whole" else None
-    inputs, targets, sizes = tokens[:, :-1], tokens[:, 1:], []
-    if packing:
-        documents, counted, (inputs, targets, sizes) = documents_of(of_rows, config, packing, too_long, rows * STEPS, length)
+    data, loss_of, count = path("data.jsonl" if task else "t.safetensors"), loss_of_rows(tokens[:, :-1], tokens[:, 1:], []), len(tokens)
+    if task:
+        loss_of, count = head_data(of_rows, config, task, rows, path("model"), data, length)
+    elif packing:
+        documents, counted, targeted = documents_of(of_rows, config, packing, too_long, rows * STEPS, length)
         write_documents(data, config.vocab_size, documents, counted)
+        loss_of, count = loss_of_rows(*targeted), len(targeted[0])
     else:
         safetensors.torch.save_file({"tokens": tokens}, data)
+    muon = None if options.lora else muon_of(of_far, config)
     clip, decay, lr = draw.choice([0, 0.5, 1.0]), draw.choice([0.0, 0.1]), draw.choice([1e-3, 3e-3])
-    options = {
-        "model": begin, "data": data, "out": out, "metrics": metrics, "steps": STEPS, "batch-size": rows, "length": length, "lr": lr,
+    given = {
+        "model": path("model"), "data": data, "out": path("out"), "metrics": path("m.jsonl"), "steps": STEPS, "batch-size": rows, "length": length, "lr": lr,
         "schedule": "constant", "weight-decay": decay, "clip": clip, "accumulate": parts,
     }
     mesh = [f"{axis}=2" for axis in axes]
@@ -384,36 +567,42 @@ def compare(girandole, seed, family, lora, packed, in_4_bits, folder):
     if routers(model) and len(mesh) < 3 and of_rows.random() < 0.6:
         # A step has rows for each rank.
         ranks = of_rows.choice([2, 4])
-        mesh += [f"ep={ranks}"] if rows % (ranks * parts * 2 ** len({"dp", "shard"} & set(axes))) == 0 else []
-    options |= {"mesh": ",".join(mesh)} if mesh else {}
-    options |= {name: value for name, value in [("packing", packing), ("too-long", too_long)] if value}
-    options |= {"adapters": begun} if lora else {}
-    options |= {"base-bits": 4} if in_4_bits else {}
-    options |= {"recompute": draw.choice([1, 2, "selective"])} if draw.random() < 0.4 else {}
-    options |= {"pipeline-schedule": draw.choice(["gpipe", "1f1b", "zb-h1"])} if "pp" in axes else {}
+        mesh += [f"ep={ranks}"] if rows % (ranks * parts * 2 ** len({"dp", "shard"} & set(axes)) * (far["groups"] if far else 1)) == 0 else []
+    mesh += [f"far={far['groups']}"] if far else []
+    given |= {"mesh": ",".join(mesh)} if mesh else {}
+    given |= {f"far-{name}": far[name] for name in ("every", "fragments", "lr", "momentum")} if far else {}
+    given |= {name: value for name, value in [("packing", packing), ("too-long", too_long)] if value}
+    given |= {"task": task} if task else {}
+    given |= {"optimizer": "muon", **muon} if muon else {}
+    given |= {"adapters": path("adapters")} if options.lora else {}
+    given |= {"base-bits": options.bits} if options.bits else {}
+    given |= {"recompute": draw.choice([1, 2, "selective"])} if draw.random() < 0.4 else {}
+    given |= {"pipeline-schedule": draw.choice(["gpipe", "1f1b", "zb-h1"])} if "pp" in axes else {}
     flags = ["--sequence-parallel"] if "tp" in axes and length % 2 == 0 and draw.random() < 0.5 else []
-    command = [girandole, "finetune", "--no-shuffle", *flags, *(f"--{name}={value}" for name, value in options.items())]
+    command = [options.girandole, "finetune", "--no-shuffle", *flags, *(f"--{name}={value}" for name, value in given.items())]
     run = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     about = f"seed {seed}: {config.model_type}, {dtype}: {' '.join(command)}\n{config.to_json_string(use_diff=True)}"
     if run.returncode:
         return run.stderr, about, math.inf
     closest = closest_choice(model)
-    lines = map(json.loads, pathlib.Path(metrics).read_text().splitlines())
+    lines = map(json.loads, pathlib.Path(path("m.jsonl")).read_text().splitlines())
     mine = [line["loss"] for line in lines if line["event"] == "step"]
-    other = theirs(model, inputs, targets, sizes, rows, lr, decay, clip)
+    other = theirs(model, loss_of, count, rows, (lr, decay, clip, muon), far)
     if not len(mine) == len(other) == STEPS or not all(abs(a - b) <= LOSSES for a, b in zip(mine, other)):
         return f"losses {mine}, transformers' {other}", about, closest[0]
 
-    saved = load(begin if lora else out, in_4_bits)
-    if lora:
+    saved = load(path("model" if options.lora else "out"), options.bits, task)
+    if options.lora:
         import peft
 
-        saved = peft.PeftModel.from_pretrained(saved, out)
+        saved = peft.PeftModel.from_pretrained(saved, path("out"))
+    # Behind padding a head takes another token.
+    shown = tokens[:2, :-1] % (config.vocab_size - 1 if task else config.vocab_size)
     with torch.no_grad():
-        mine, other = (each.eval()(input_ids=tokens[:2, :-1]).logits for each in (saved, model))
+        mine, other = (each.eval()(input_ids=shown).logits for each in (saved, model))
     apart = (mine - other).abs().max().item()
     # What was read in 16 bits is saved so.
-    limit = LOGITS if dtype == torch.float32 or lora else ROUNDED
+    limit = LOGITS if dtype == torch.float32 or options.lora else ROUNDED
     return (f"logits of what is saved are {apart} apart" if apart > limit else None), about, closest[0]
 
 
@@ -425,8 +614,12 @@ if __name__ == "__main__":
     parser.add_argument("--family", help="models of this one only, as config.json names it")
     parser.add_argument("--lora", action="store_true", help="train adapters")
     parser.add_argument("--in-4-bits", action="store_true", help="train adapters on a base in 4 bits, beside bitsandbytes")
+    parser.add_argument("--in-8-bits", action="store_true", help="train adapters on a base in 8 bits")
+    parser.add_argument("--heads", action="store_true", help="heads for labels and rewards")
     parser.add_argument("--packed", action="store_true", help="rows of documents in every run")
     options = parser.parse_args()
+    options.bits = 4 if options.in_4_bits else 8 if options.in_8_bits else None
+    options.lora = options.lora or options.bits is not None
     if not os.access(options.girandole, os.X_OK):
         sys.exit(f"error: --girandole: there is no program {options.girandole}; build it: cargo build -p bin")
     transformers.logging.set_verbosity_error()
@@ -435,7 +628,7 @@ if __name__ == "__main__":
     failed, undecided = [], []
     for seed in range(options.first, options.first + options.count):
         with tempfile.TemporaryDirectory() as folder:
-            wrong, about, closest = compare(options.girandole, seed, options.family, options.lora or options.in_4_bits, options.packed, options.in_4_bits, folder)
+            wrong, about, closest = compare(seed, options, folder)
         if wrong and closest < TIED:
             undecided.append(seed)
         elif wrong:
