@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor};
 use comm::{Communicator, Operation};
-use ops::ExpertExchange;
+use ops::{ExpertExchange, RowsOnTheWay};
 
 #[derive(Debug)]
 pub(crate) struct Exchange(pub(crate) Arc<dyn Communicator>);
@@ -27,16 +27,28 @@ impl ExpertExchange for Exchange {
     }
 
     fn rows(&self, rows: &Tensor, sent: &[usize], received: &[usize]) -> Result<Tensor> {
-        let size = rows.dim(1)?;
-        let output = Tensor::zeros((received.iter().sum::<usize>(), size), rows.dtype(), rows.device())?;
-        let counts = |rows: &[usize]| Some(rows.iter().map(|rows| rows * size).collect());
-        let operation = Operation::AllToAll {
-            output: output.clone(),
-            input: rows.clone(),
-            output_counts: counts(received),
-            input_counts: counts(sent),
-        };
+        let (output, operation) = all_to_all(rows, sent, received)?;
         self.0.run(operation).map_err(comm::carry)?;
         Ok(output)
     }
+
+    fn start_rows(&self, rows: &Tensor, sent: &[usize], received: &[usize]) -> Result<RowsOnTheWay> {
+        let (output, operation) = all_to_all(rows, sent, received)?;
+        let work = self.0.submit(operation).map_err(comm::carry)?;
+        Ok(Box::new(|| work.wait().map_err(comm::carry).map(|()| output)))
+    }
+}
+
+/// Returns the tensor of what arrives, and the operation.
+fn all_to_all(rows: &Tensor, sent: &[usize], received: &[usize]) -> Result<(Tensor, Operation)> {
+    let size = rows.dim(1)?;
+    let output = Tensor::zeros((received.iter().sum::<usize>(), size), rows.dtype(), rows.device())?;
+    let counts = |rows: &[usize]| Some(rows.iter().map(|rows| rows * size).collect());
+    let operation = Operation::AllToAll {
+        output: output.clone(),
+        input: rows.clone(),
+        output_counts: counts(received),
+        input_counts: counts(sent),
+    };
+    Ok((output, operation))
 }

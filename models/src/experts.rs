@@ -70,11 +70,11 @@ impl Module for SparseFeedForward {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let all = self.layers.divide(x)?;
         let routes = self.router.route(&self.scores.forward(&all)?)?;
-        let routed = self.layers.combine(&self.experts.forward(&all, &routes)?)?;
-        match &self.shared {
-            Some(shared) => add(&routed, &shared.forward(x)?),
-            None => Ok(routed),
-        }
+        let Some(shared) = &self.shared else {
+            return self.layers.combine(&self.experts.forward(&all, &routes)?);
+        };
+        let (routed, shared) = self.experts.forward_beside(&all, &routes, || shared.forward(x))?;
+        add(&self.layers.combine(&routed)?, &shared)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor, Var};
 use comm::{Communicator, ReduceOp, Work, all_gather_object};
-use ops::{Balance, BalanceConfig, BalanceLoss, EXPERT_CORRECTION, PendingSum, RankSum};
+use ops::{Balance, BalanceConfig, BalanceLoss, EXPERT_CORRECTION, PendingSum, RankSum, correction_moves};
 use serde::{Deserialize, Serialize};
 use training::LossScaler;
 use training::build::Model;
@@ -119,12 +119,7 @@ impl<M: Model> Parallel<M> {
                 }
                 continue;
             };
-            let mean = tokens.iter().sum::<f64>() / tokens.len() as f64;
-            let moves = tokens.iter().map(|own| match mean - own {
-                0.0 => 0.0,
-                missing => rate * missing.signum(),
-            });
-            let moves = Tensor::from_iter(moves, &Device::Cpu)?;
+            let moves = Tensor::from_iter(correction_moves(tokens, rate), &Device::Cpu)?;
             let moved = (var.as_detached_tensor().to_device(&Device::Cpu)?.to_dtype(DType::F64)? + moves)?;
             var.set(&moved.to_dtype(var.dtype())?.to_device(var.device())?)?;
         }

@@ -2,12 +2,12 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::{DType, Result, Tensor, Var};
+use candle_core::{DType, Device, Result, Tensor, Var, bail};
 
 use super::order::Groups;
-use crate::tape::explicit_op2;
+use crate::tape::{explicit_op2, explicit_op3};
 use crate::{Error, kept_result};
 
 /// Experts of which each rank has some (expert parallelism), for [`Experts::divided`](super::Experts::divided): the rows of a
@@ -43,7 +43,20 @@ pub trait ExpertExchange: fmt::Debug + Send + Sync {
     /// # Errors
     /// Failures of communication.
     fn rows(&self, rows: &Tensor, sent: &[usize], received: &[usize]) -> Result<Tensor>;
+
+    /// As [`rows`](Self::rows), but returns at once what waits for the rows, so that something else is computed meanwhile. By default
+    /// it waits itself.
+    ///
+    /// # Errors
+    /// Failures of communication, here or where they are waited for.
+    fn start_rows(&self, rows: &Tensor, sent: &[usize], received: &[usize]) -> Result<RowsOnTheWay> {
+        let rows = self.rows(rows, sent, received)?;
+        Ok(Box::new(|| Ok(rows)))
+    }
 }
+
+/// Waits for the rows of [`ExpertExchange::start_rows`], and returns them.
+pub type RowsOnTheWay = Box<dyn FnOnce() -> Result<Tensor> + Send>;
 
 impl DividedExperts {
     /// Divides `count` experts over the ranks of an exchange.
@@ -153,6 +166,49 @@ impl Passage {
         self.pass("rows_from_experts", rows, Moves::back, Moves::there)
     }
 
+    /// As [`there`](Self::there), and computes `beside` while the rows are on the way; in backward, `beside`'s gradients while theirs
+    /// come back. Returns both results. `last` is a tensor to whose gradient `beside`'s are to be added first.
+    pub(super) fn there_beside(
+        &self,
+        rows: &Tensor,
+        last: &Tensor,
+        beside: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<(Tensor, Tensor)> {
+        let (on_the_way, of_gradient) = (OnTheWay::default(), OnTheWay::default());
+        // Two operations, with those of `beside` in between. A recomputed part knows what arrived, and sends nothing.
+        let started = kept_result(|known| {
+            if known.is_none() {
+                on_the_way.set(self.moves.start_there(&rows.detach().contiguous()?)?);
+            }
+            // So that backward comes to each exchange on all ranks, whatever they train.
+            let (device, always) = (rows.device(), Var::zeros((), DType::F32, rows.device())?);
+            let back = of_gradient.clone();
+            explicit_op3(
+                "send_rows_to_experts",
+                [rows, last, &always],
+                nothing(device)?,
+                move |[rows, ..], _| {
+                    let gradient = back.wait()?;
+                    Ok([rows.track_op().then_some(gradient), None, None])
+                },
+            )
+        })?;
+        let other = beside()?;
+        // Its argument `other` has backward come here before it comes to `beside`, and `started` to the exchange's end after it.
+        let arrived = kept_result(|known| {
+            let arrived = match known {
+                Some(known) => known.detach().force_contiguous()?,
+                None => self.moves.arrived(on_the_way.wait()?)?,
+            };
+            let moves = self.moves.clone();
+            explicit_op2("rows_to_experts", [&started, &other], arrived, move |[started, _], gradient| {
+                of_gradient.set(moves.start_back(&gradient.detach().contiguous()?)?);
+                Ok([Some(nothing(started.device())?), None])
+            })
+        })?;
+        Ok((arrived, other))
+    }
+
     fn pass(
         &self,
         name: &'static str,
@@ -179,13 +235,25 @@ impl Passage {
 
 impl Moves {
     fn there(&self, rows: &Tensor) -> Result<Tensor> {
-        let arrived = self.exchange.rows(rows, &self.sent, &self.received)?;
-        self.permuted(arrived, &self.arrivals)
+        self.arrived(self.exchange.rows(rows, &self.sent, &self.received)?)
+    }
+
+    fn start_there(&self, rows: &Tensor) -> Result<RowsOnTheWay> {
+        self.exchange.start_rows(rows, &self.sent, &self.received)
+    }
+
+    fn arrived(&self, rows: Tensor) -> Result<Tensor> {
+        self.permuted(rows, &self.arrivals)
     }
 
     fn back(&self, rows: &Tensor) -> Result<Tensor> {
         let leaving = self.permuted(rows.clone(), &self.places)?;
         self.exchange.rows(&leaving, &self.received, &self.sent)
+    }
+
+    fn start_back(&self, rows: &Tensor) -> Result<RowsOnTheWay> {
+        let leaving = self.permuted(rows.clone(), &self.places)?;
+        self.exchange.start_rows(&leaving, &self.received, &self.sent)
     }
 
     fn permuted(&self, rows: Tensor, from: &[u32]) -> Result<Tensor> {
@@ -195,3 +263,29 @@ impl Moves {
         }
     }
 }
+
+/// Rows that one operation sends and another one waits for.
+#[derive(Clone, Default)]
+struct OnTheWay(Arc<Mutex<Option<RowsOnTheWay>>>);
+
+impl OnTheWay {
+    fn set(&self, rows: RowsOnTheWay) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(rows);
+    }
+
+    fn wait(&self) -> Result<Tensor> {
+        let rows = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match rows {
+            Some(rows) => rows(),
+            None => bail!("rows of experts: none were sent"),
+        }
+    }
+}
+
+/// What an operation gives that only has a place in the graph.
+fn nothing(device: &Device) -> Result<Tensor> {
+    Tensor::zeros((), DType::F32, device)
+}
+
+#[cfg(test)]
+mod tests;

@@ -14,11 +14,11 @@ use candle_core::Tensor;
 use candle_nn::VarBuilder;
 
 use self::combine::combine;
-pub use self::divided::{DividedExperts, ExpertExchange};
+pub use self::divided::{DividedExperts, ExpertExchange, RowsOnTheWay};
 use self::grouped::grouped;
 pub use self::kept_routes::RouteRecord;
 use self::order::{Groups, Order};
-pub use self::router::{EXPERT_CORRECTION, Router, Routes, Scoring};
+pub use self::router::{EXPERT_CORRECTION, Router, Routes, Scoring, correction_moves};
 use super::embedding::embedding;
 use super::gated::Gate;
 use super::working_dtype;
@@ -156,6 +156,39 @@ impl Experts {
     /// # Errors
     /// Routes of another number of tokens or experts; dtypes that differ.
     pub fn forward(&self, x: &Tensor, routes: &Routes) -> candle_core::Result<Tensor> {
+        let dispatch = self.dispatch(x, routes)?;
+        let out = match &self.divided {
+            None => self.compute(&dispatch.rows, dispatch.order.groups())?,
+            Some(divided) => {
+                let passage = divided.passage(dispatch.order.groups())?;
+                passage.back(&self.compute(&passage.there(&dispatch.rows)?, passage.groups())?)?
+            }
+        };
+        dispatch.combine(&out, x, routes)
+    }
+
+    /// As [`forward`](Self::forward), and computes `beside` of the same tokens, for example a shared expert: where experts are divided
+    /// over ranks, while the rows are on their way to them. In backward the gradients of `beside` are computed while those of the rows
+    /// come back. Returns both results.
+    ///
+    /// # Errors
+    /// Those of [`forward`](Self::forward) and of `beside`.
+    pub fn forward_beside(
+        &self,
+        x: &Tensor,
+        routes: &Routes,
+        beside: impl FnOnce() -> candle_core::Result<Tensor>,
+    ) -> candle_core::Result<(Tensor, Tensor)> {
+        let Some(divided) = &self.divided else { return Ok((self.forward(x, routes)?, beside()?)) };
+        let dispatch = self.dispatch(x, routes)?;
+        let passage = divided.passage(dispatch.order.groups())?;
+        let (rows, other) = passage.there_beside(&dispatch.rows, routes.weights(), beside)?;
+        let out = passage.back(&self.compute(&rows, passage.groups())?)?;
+        Ok((dispatch.combine(&out, x, routes)?, other))
+    }
+
+    /// Sorts the tokens by expert.
+    fn dispatch(&self, x: &Tensor, routes: &Routes) -> candle_core::Result<Dispatch> {
         working_dtype(NAME, x.dtype())?;
         let hidden = self.gate[0].dim(1)?;
         let flat = x.contiguous()?.reshape(((), hidden))?;
@@ -166,15 +199,7 @@ impl Experts {
             return Err(Error::InvalidConfig { of, field, got: routes.count() as f64, help }.into());
         }
         let order = Order::of(routes);
-        let rows = embedding(&flat, &order.tokens(x.device())?)?;
-        let out = match &self.divided {
-            None => self.compute(&rows, order.groups())?,
-            Some(divided) => {
-                let passage = divided.passage(order.groups())?;
-                passage.back(&self.compute(&passage.there(&rows)?, passage.groups())?)?
-            }
-        };
-        combine(&out, routes.weights(), &order)?.reshape(x.shape())
+        Ok(Dispatch { rows: embedding(&flat, &order.tokens(x.device())?)?, order })
     }
 
     /// Computes each of this rank's experts on its rows.
@@ -183,6 +208,19 @@ impl Experts {
         let gate = grouped(rows, &self.gate, groups, share)?;
         let up = grouped(rows, &self.up, groups, share)?;
         grouped(&self.activation.apply(&gate, &up)?, &self.down, groups, share)
+    }
+}
+
+/// The rows of each expert, one after the other.
+struct Dispatch {
+    order: Order,
+    rows: Tensor,
+}
+
+impl Dispatch {
+    /// The weighted sums of the rows' results, in the shape of `x`.
+    fn combine(&self, out: &Tensor, x: &Tensor, routes: &Routes) -> candle_core::Result<Tensor> {
+        combine(out, routes.weights(), &self.order)?.reshape(x.shape())
     }
 }
 

@@ -26,6 +26,21 @@ pub enum Scoring {
 /// Last component of the name of a router's correction ([`Router::corrected`]), as in the files of DeepSeek V3.
 pub const EXPERT_CORRECTION: &str = "e_score_correction_bias";
 
+/// Returns how far the correction of each of a router's experts moves, given the tokens that each has had in a step: `rate` up if
+/// they are fewer than the mean, and down if they are more.
+///
+/// # Source
+/// Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts" (2024), algorithm 1.
+///
+/// ```
+/// assert_eq!(ops::correction_moves(&[5., 0., 3., 4.], 0.001), [-0.001, 0.001, 0.0, -0.001]);
+/// ```
+pub fn correction_moves(tokens: &[f64], rate: f64) -> Vec<f64> {
+    let mean = tokens.iter().sum::<f64>() / tokens.len() as f64;
+    let of = |own: &f64| if *own == mean { 0.0 } else { rate * (mean - own).signum() };
+    tokens.iter().map(of).collect()
+}
+
 /// Chooses the experts of each token: those with the highest shares, the first of equal ones, weighted by their shares.
 ///
 /// # Source
