@@ -1,50 +1,23 @@
 #!/usr/bin/env bash
-# Two hosts: network namespaces with names of their own, two ranks in each, and a link between them that is sound, cut, or slow
-# and lossy. Needs root, iproute2, a C compiler and a built program: scripts/hosts.sh [PROGRAM]
+# Two hosts: network namespaces with names of their own, two ranks in each, and a link between them that is sound, cut, silent, or slow
+# and lossy; a host that freezes, one whose clock jumps, and a disk that is full. Needs root, iproute2, a C compiler and a built
+# program: scripts/hosts.sh [PROGRAM]
 #
 # CUTS=all goes through all seven ways to cut two hosts from each other in an elastic job (about seven minutes), CUTS="drop ..."
 # through some of them; unless it is set, through one. Those of a firewall need iptables, and are left out where it is missing.
+# FAULTS=all goes through all faults of scripts/hosts/faults.sh (about two minutes), FAULTS="silent ..." through some of them; unless it is
+# set, through two. CUTS=none goes through nothing else.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 program=$(realpath "${1:-${CARGO_TARGET_DIR:-target}/debug/girandole}")
-dir=$(mktemp -d /tmp/girandole-hosts.XXXXXX)
-# Jobs are killed here together with whoever would clean up after them.
-export TMPDIR=$dir
-# Names and addresses are of this run alone, and of no network outside.
-a=gir-a-$$ b=gir-b-$$ dev=gir$$
-children=()
-
-finish() {
-    local code=$?
-    trap - EXIT
-    set +e
-    for pid in "${children[@]}"; do kill -9 "$pid" 2>/dev/null; done
-    for netns in "$a" "$b"; do
-        # Whoever is left there.
-        for pid in $(ip netns pids "$netns" 2>/dev/null); do kill -9 "$pid" 2>/dev/null; done
-        ip netns delete "$netns" 2>/dev/null
-        rm -rf "/etc/netns/$netns"
-    done
-    wait 2>/dev/null
-    rm -rf "$dir"
-    exit "$code"
-}
-trap finish EXIT
-
-fail() { echo "scripts/hosts.sh: $*" >&2; exit 1; }
-
-# ---- two hosts and a link ----
-for netns in "$a" "$b"; do ip netns add "$netns"; ip -n "$netns" link set lo up; done
+. scripts/hosts/setup.sh
+. scripts/hosts/faults.sh
+dev=gir$$
 ip link add "$dev" netns "$a" type veth peer name "$dev" netns "$b"
 ip -n "$a" address add 10.77.0.1/24 dev "$dev"
 ip -n "$b" address add 10.77.0.2/24 dev "$dev"
 for netns in "$a" "$b"; do ip -n "$netns" link set "$dev" up; done
-GIRANDOLE_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
-export GIRANDOLE_SECRET
-
-# Runs a command on a host: on NETNS NAME COMMAND...
-on() { ip netns exec "$1" unshare --uts sh -c 'hostname "$1"; shift; exec "$@"' sh "$2" "${@:3}"; }
 
 # The same program on both hosts, each started by a launcher: over ADDRESS OUT PROGRAM...
 over() {
@@ -61,6 +34,12 @@ cd "$dir"
 train=(ddp-transformer --epochs 3)
 "$program" "${train[@]}" --world-size 4 > bare 2> /dev/null
 same() { diff "$1" bare || fail "$1 is not what the bare command prints"; }
+
+if [ "${CUTS:-}" = none ]; then
+    begin_link
+    go_through_faults
+    exit
+fi
 
 echo "-- a sound link"
 over 10.77.0.1 plain "$program" "${train[@]}"
@@ -260,45 +239,13 @@ for case in all_reduce:2 all_gather:1 reduce_scatter:1; do
     done
 done
 
-# ---- a link that is cut in the middle: each rank names a host that it has lost ----
-echo "-- a link that is cut"
-timeout_s=5
-ranks=()
-for rank in 0 1 2 3; do
-    [ "$rank" -lt 2 ] && netns=$a host=host-a bind=10.77.0.1 || { netns=$b host=host-b bind=10.77.0.2; }
-    RANK=$rank WORLD_SIZE=4 MASTER_ADDR=10.77.0.1 MASTER_PORT=29501 GIRANDOLE_BIND=$bind on "$netns" "$host" \
-        "$program" ddp-transformer --epochs 1000000 --timeout "$timeout_s" --metrics metrics > /dev/null 2> "cut.$rank" &
-    ranks+=($!)
-done
-children+=("${ranks[@]}")
-for _ in $(seq 300); do [ -s metrics ] && break; sleep 0.1; done
-[ -s metrics ] || fail "the ranks do not train: $(cat cut.*)"
-ip -n "$a" link set "$dev" down
-cut_at=$(date +%s%N)
-runs() { local pid; for pid in "${ranks[@]}"; do kill -0 "$pid" 2>/dev/null && return 0; done; return 1; }
-# A second more, to tell and to end on a machine that is busy.
-for _ in $(seq $((20 * timeout_s + 20))); do runs || break; sleep 0.05; done
-echo "   all ranks have ended after $((($(date +%s%N) - cut_at) / 1000000)) ms; the time-out is $timeout_s s"
-! runs || fail "the link is cut, and a second after the time-out ranks still run: $(cat cut.*)"
-for rank in 0 1 2 3; do
-    if wait "${ranks[rank]}"; then fail "rank $rank has ended well without the others"; fi
-    [ "$rank" -lt 2 ] && gone=host-b || gone=host-a
-    grep -q "^rank $rank: error: .*(host $gone)" "cut.$rank" || fail "rank $rank does not name $gone: $(cat "cut.$rank")"
-done
-ip -n "$a" link set "$dev" up
-
 # ---- 50 ms each way, and one packet in a hundred lost ----
 echo "-- a slow and lossy link"
-cc -O2 -o slow_link "$OLDPWD/scripts/hosts/slow_link.c"
-mkfifo open
-./slow_link "$a" "$b" "slow$$" 50 10 < open > said &
-children+=($!)
-exec 3> open
-for _ in $(seq 100); do [ -s said ] && break; sleep 0.1; done
-ip -n "$a" address add 10.77.1.1/24 dev "slow$$"
-ip -n "$b" address add 10.77.1.2/24 dev "slow$$"
-for netns in "$a" "$b"; do ip -n "$netns" link set "slow$$" up; done
+begin_link "delay 50" "lose 10"
 over 10.77.1.1 slow "$program" "${train[@]}"
 same slow
-exec 3>&-
+link delay 0
+link lose 0
+
+go_through_faults
 echo "two hosts: all is well"
