@@ -16,6 +16,8 @@ pub(crate) struct Notice {
     pub(crate) stop: u32,
     /// Number of new ranks that wait.
     pub(crate) waiting: u32,
+    /// 1 if the loss of a group was not finite before it.
+    pub(crate) diverged: u32,
 }
 
 /// What a round has received.
@@ -38,7 +40,7 @@ impl FarAverage {
         self.received = None;
         // A rank that hears of a loss leaves its group: by then all of it have completed the step.
         self.groups.group.run(Operation::Barrier)?;
-        let most = Tensor::new(&[own.stop, own.waiting], &Device::Cpu)?;
+        let most = Tensor::new(&[own.stop, own.waiting, own.diverged], &Device::Cpu)?;
         self.groups.world.run(Operation::AllReduce { tensor: most.clone(), op: ReduceOp::Max })?;
         let most = most.to_vec1::<u32>()?;
         let (fragments, mut sums) = (self.due(step, is_last), Vec::new());
@@ -51,7 +53,7 @@ impl FarAverage {
         let buffers = self.buffers.iter().map(|buffer| buffer.as_detached_tensor().copy());
         let buffers = buffers.collect::<candle_core::Result<Vec<_>>>()?;
         self.average_buffers(&buffers)?;
-        let notice = Notice { stop: most[0], waiting: most[1] };
+        let notice = Notice { stop: most[0], waiting: most[1], diverged: most[2] };
         self.received = Some(Round { sums, buffers, fragments, notice });
         self.groups.wait_for_all()
     }

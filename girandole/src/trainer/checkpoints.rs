@@ -216,11 +216,17 @@ impl<M: Model> Trainer<'_, M> {
     /// Whether the model may replace that of an earlier checkpoint: not after a loss that is not finite, in any group of `far`. Every rank
     /// must call it.
     pub(super) fn may_save(&self) -> Result<bool> {
-        let is_finite = self.done.latest.is_none_or(|latest| latest.loss.is_finite());
         if self.has_elastic_groups() {
-            return Ok(is_finite);
+            // The last average has told, and checkpoints are written after averages.
+            return Ok(self.done.notice.diverged == 0);
         }
+        let is_finite = self.is_finite();
         self.model.far().map_or(Ok(is_finite), |far| far.all(is_finite))
+    }
+
+    /// Whether the loss of the last step, if there was one, is finite.
+    pub(super) fn is_finite(&self) -> bool {
+        self.done.latest.is_none_or(|latest| latest.loss.is_finite())
     }
 
     /// Writes a checkpoint of the current step, or begins to.

@@ -34,6 +34,8 @@ impl<M: Model> Trainer<'_, M> {
             return Ok(());
         }
         let before = self.model.stats();
+        // What groups tell each other is of this step.
+        self.done.latest = Some(*report);
         let averaged = self.average_groups(observer);
         let Stats { busy_ns, waited_ns, .. } = self.model.stats();
         let seconds = |after: u64, before: u64| after.saturating_sub(before) as f64 * 1e-9;
@@ -76,7 +78,8 @@ impl<M: Model> Trainer<'_, M> {
             0 if self.config.replacement.is_some() => self.job.world.elastic()?.waiting(),
             _ => 0,
         };
-        Ok(Notice { stop, waiting: u32::try_from(waiting).unwrap_or(u32::MAX) })
+        let diverged = u32::from(!self.is_finite());
+        Ok(Notice { stop, waiting: u32::try_from(waiting).unwrap_or(u32::MAX), diverged })
     }
 
     /// Between two steps: fails on all ranks of the group if one of them has heard that a rank of any group is lost. So all of the group

@@ -61,7 +61,8 @@ impl<M: Model> Trainer<'_, M> {
         let of_own = ranks.of_ranks(own);
         let holders = of_own.holders().ok_or_else(|| state_lost(lost))?;
         let (is_holder, offers) = (holders.is_holder[world.rank()], holders.first.contains(&world.rank()));
-        let build = || self.rebuilt_in_groups(layout, holders.progress.step, lost);
+        let reports = ranks.first_with_progress() == Some(world.rank());
+        let build = || self.rebuilt_in_groups(layout, holders.progress.step, reports, lost);
         let rebuilt = (!is_built).then(build).transpose()?;
         let held = (is_holder && !is_new).then(|| self.model.snapshot_as_only_copy(&self.optimizer));
         let held = all_agree(&*world, held.transpose())?;
@@ -105,16 +106,17 @@ impl<M: Model> Trainer<'_, M> {
         self.go_on_from(holders.progress, observer)
     }
 
-    /// Builds the model again in the groups that are there now, and names those that are lost or new.
+    /// Builds the model again in the groups that are there now; one rank `reports` those that are lost or new.
     fn rebuilt_in_groups(
         &self,
         layout: &Layout,
         step: usize,
+        reports: bool,
         lost: Option<&comm::Error>,
     ) -> Result<Parallel<M>> {
         let before = self.model.far().ok_or_else(|| state_lost(lost))?;
         let now = before.regrouped(self.job.world.clone(), layout)?;
-        if self.job.world.rank() == 0 && !self.job.is_new() {
+        if reports {
             report(before, &now, step, lost);
         }
         self.model.rebuilt_in(now)

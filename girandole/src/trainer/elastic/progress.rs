@@ -58,6 +58,11 @@ impl RanksProgress {
         self.0.contains(&None)
     }
 
+    /// The first rank that is not new.
+    pub(super) fn first_with_progress(&self) -> Option<usize> {
+        self.0.iter().position(Option::is_some)
+    }
+
     /// Returns the progress of the first rank that is not new.
     fn first(&self) -> Result<&Progress> {
         let help = "all ranks that had it are lost: start the job again, from a checkpoint";
