@@ -12,7 +12,7 @@ use training::build::RangeReader;
 use training::internal::Runs;
 use training::{Contents, LossScalerState};
 
-use super::manifest::{Manifest, OptimizerEntry, Part, TensorEntry, model_key, optimizer_key};
+use super::shard_index::{OptimizerEntry, Part, ShardIndex, TensorEntry, model_key, optimizer_key};
 use super::source::PieceSource;
 use crate::region::{Overlap, Region};
 use crate::{Error, Piece, Result};
@@ -26,7 +26,7 @@ const GAP: usize = 2048;
 pub struct CheckpointReader {
     /// The folder, for messages.
     folder: PathBuf,
-    manifest: Manifest,
+    index: ShardIndex,
     files: BTreeMap<String, PieceSource>,
 }
 
@@ -36,23 +36,19 @@ impl CheckpointReader {
     /// # Errors
     /// A checkpoint of another format; files that are missing or damaged.
     pub fn open(contents: &Contents) -> Result<Self> {
-        let manifest: Manifest = serde_json::from_value(contents.extra.clone()).map_err(|error| {
+        let index: ShardIndex = serde_json::from_value(contents.extra.clone()).map_err(|error| {
             let problem = format!("it is no checkpoint of a model in any layout: {error}");
             Error::file(&contents.folder, problem)
         })?;
         let open = |name: &String| Ok((name.clone(), PieceSource::open(&contents.path(name))?));
         let files = contents.files.keys().map(open).collect::<Result<_>>()?;
-        Self::of(&contents.folder, manifest, files)
+        Self::of(&contents.folder, index, files)
     }
 
-    /// Creates a reader of what a manifest describes.
-    pub(super) fn of(
-        folder: &Path,
-        manifest: Manifest,
-        files: BTreeMap<String, PieceSource>,
-    ) -> Result<Self> {
+    /// Creates a reader of what an index describes.
+    pub(super) fn of(folder: &Path, index: ShardIndex, files: BTreeMap<String, PieceSource>) -> Result<Self> {
         let refuse = |problem: String| Error::file(folder, problem);
-        for (name, described) in &manifest.parameters {
+        for (name, described) in &index.parameters {
             let regions = described.parts.iter().map(|part| part.region(&described.dims));
             let lens = regions.map(|region| region.is_valid().then(|| region.len()));
             let held = lens.reduce(|sum, len| sum?.checked_add(len?)).flatten();
@@ -61,21 +57,21 @@ impl CheckpointReader {
                 return Err(refuse(format!("its parts of {name} are not the whole {:?}", described.dims)));
             }
         }
-        Ok(Self { folder: folder.to_path_buf(), manifest, files })
+        Ok(Self { folder: folder.to_path_buf(), index, files })
     }
 
     /// Returns the names and shapes of the parameters.
     pub fn shapes(&self) -> impl Iterator<Item = (&str, &[usize])> {
-        self.manifest.parameters.iter().map(|(name, described)| (name.as_str(), described.dims.as_slice()))
+        self.index.parameters.iter().map(|(name, described)| (name.as_str(), described.dims.as_slice()))
     }
 
     /// Returns the program's own data in the checkpoint.
     pub fn extra(&self) -> &Value {
-        &self.manifest.extra
+        &self.index.extra
     }
 
     pub(super) fn into_extra(self) -> Value {
-        self.manifest.extra
+        self.index.extra
     }
 
     /// Reads a whole parameter.
@@ -84,7 +80,7 @@ impl CheckpointReader {
     /// A parameter that the checkpoint does not have; a file that cannot be read.
     pub fn whole(&mut self, name: &str) -> Result<Tensor> {
         let name = &self.root(name).to_string();
-        let dims = match self.manifest.parameters.get(name) {
+        let dims = match self.index.parameters.get(name) {
             Some(described) => described.dims.clone(),
             None => return Err(self.missing(name)),
         };
@@ -102,12 +98,12 @@ impl CheckpointReader {
 
     /// Returns the parameter to which a parameter is tied, or its own name.
     pub(super) fn root<'a>(&'a self, name: &'a str) -> &'a str {
-        self.manifest.ties.get(name).map_or(name, String::as_str)
+        self.index.ties.get(name).map_or(name, String::as_str)
     }
 
     /// Returns the reads that [`read`](Self::read) makes: files, and ranges of elements in them.
     pub(super) fn reads(&self, name: &str, wanted: &Region) -> Vec<(String, Range<usize>)> {
-        let Some(described) = self.manifest.parameters.get(self.root(name)) else { return Vec::new() };
+        let Some(described) = self.index.parameters.get(self.root(name)) else { return Vec::new() };
         let of_part = |part: &Part| {
             let common = wanted.common(&part.region(&described.dims));
             reads_of(&common).map(|(_, range)| (part.file.clone(), range)).collect::<Vec<_>>()
@@ -117,12 +113,12 @@ impl CheckpointReader {
 
     /// Returns the optimizer's keys of a parameter, and whether each has a value for each element.
     pub(super) fn optimizer_keys(&self, name: &str) -> impl Iterator<Item = (&String, bool)> {
-        let of = self.manifest.optimizer.iter().flatten().filter(move |(_, entry)| entry.of == name);
+        let of = self.index.optimizer.iter().flatten().filter(move |(_, entry)| entry.of == name);
         of.map(|(key, entry)| (key, entry.by_element))
     }
 
     pub(super) fn loss_scale(&self) -> Option<LossScalerState> {
-        self.manifest.loss_scale
+        self.index.loss_scale
     }
 
     /// Adds elements from a rank's memory to what can be read from its file.
@@ -137,7 +133,7 @@ impl CheckpointReader {
 
     /// Reads elements of the tensor under this key, which is divided into parts like the parameter `name`.
     fn read_as(&mut self, key: &str, name: &str, wanted: &Region) -> Result<Tensor> {
-        let Some(described) = self.manifest.parameters.get(name) else { return Err(self.missing(name)) };
+        let Some(described) = self.index.parameters.get(name) else { return Err(self.missing(name)) };
         let refuse = || {
             let problem = format!("its parts of {name} overlap, and others are missing");
             Error::file(&self.folder, problem)
@@ -178,7 +174,7 @@ impl CheckpointReader {
 
     /// Returns an empty tensor of the right dtype.
     fn none_of(&mut self, key: &str, name: &str) -> Result<Tensor> {
-        let described = self.manifest.parameters.get(name);
+        let described = self.index.parameters.get(name);
         let part = described.and_then(|described| described.parts.first());
         match part.and_then(|part| self.files.get_mut(&part.file)).filter(|file| file.has(key)) {
             Some(file) => Ok(file.read(key, 0..0)?),
@@ -193,7 +189,7 @@ impl CheckpointReader {
 
     /// Returns the state that an optimizer had of these pieces, by its keys.
     pub(super) fn optimizer_state(&mut self, pieces: &[Piece]) -> Result<HashMap<String, Tensor>> {
-        let Some(entries) = self.manifest.optimizer.clone() else {
+        let Some(entries) = self.index.optimizer.clone() else {
             let problem = "it was written without an optimizer; load it without one";
             return Err(Error::file(&self.folder, problem));
         };
@@ -212,10 +208,10 @@ impl CheckpointReader {
 
     /// Returns the whole state of the optimizer, by its keys; `None` if the checkpoint was written without one.
     pub(super) fn whole_optimizer(&mut self) -> Result<Option<HashMap<String, Tensor>>> {
-        let Some(entries) = self.manifest.optimizer.clone() else { return Ok(None) };
+        let Some(entries) = self.index.optimizer.clone() else { return Ok(None) };
         let mut state = HashMap::new();
         for (key, entry) in entries {
-            let dims = self.manifest.parameters.get(&entry.of).map(|described| described.dims.clone());
+            let dims = self.index.parameters.get(&entry.of).map(|described| described.dims.clone());
             let dims = dims.ok_or_else(|| self.missing(&entry.of))?;
             let value = self.remembered(&key, &entry, &Region::whole(&dims))?;
             state.insert(key, if entry.by_element { value.reshape(dims)? } else { value });
@@ -226,7 +222,7 @@ impl CheckpointReader {
     /// Refuses a model that has a parameter which the checkpoint does not have, or has in another shape.
     pub(super) fn check(&self, pieces: &[Piece]) -> Result<()> {
         for piece in pieces.iter().filter(|piece| !piece.is_buffer || self.has(&piece.name)) {
-            match self.manifest.parameters.get(self.root(&piece.name)) {
+            match self.index.parameters.get(self.root(&piece.name)) {
                 None => return Err(self.missing(&piece.name)),
                 Some(described) => self.check_dims(&piece.name, described, &piece.region)?,
             }
@@ -236,7 +232,7 @@ impl CheckpointReader {
 
     /// Whether the checkpoint has a parameter or buffer of this name.
     pub(super) fn has(&self, name: &str) -> bool {
-        self.manifest.parameters.contains_key(self.root(name))
+        self.index.parameters.contains_key(self.root(name))
     }
 
     pub(super) fn folder(&self) -> &Path {

@@ -1,4 +1,4 @@
-//! Writes checkpoints: each rank writes its parts, and rank 0 the manifest.
+//! Writes checkpoints: each rank writes its parts, and rank 0 the index.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use comm::Communicator;
 use training::{Checkpoint, Checkpoints, FileHash};
 
 use super::Snapshot;
-use super::manifest::Manifest;
+use super::shard_index::ShardIndex;
 use super::snapshot::SnapshotParts;
 use super::together::complete_together;
 use crate::agreement::{gather, rank_and_count};
@@ -42,15 +42,14 @@ impl Snapshot {
         };
         let complete = |number: &u64, all: Vec<(Vec<(String, FileHash)>, _, _, _)>| {
             let mut files = BTreeMap::new();
-            let mut manifest =
-                Manifest { loss_scale, extra: checkpoint.extra.clone(), ..Manifest::default() };
+            let mut index =
+                ShardIndex { loss_scale, extra: checkpoint.extra.clone(), ..ShardIndex::default() };
             for (file, parts, optimizer, ties) in all {
                 files.extend(file);
-                manifest.add(parts, optimizer, ties);
+                index.add(parts, optimizer, ties);
             }
             let draft = checkpoints.draft(*number);
-            let extra =
-                serde_json::to_value(&manifest).map_err(|error| Error::file(&draft.folder(), error))?;
+            let extra = serde_json::to_value(&index).map_err(|error| Error::file(&draft.folder(), error))?;
             let checkpoint = Checkpoint { extra, tensors: BTreeMap::new(), ..checkpoint.clone() };
             Ok(draft.commit(&checkpoint, files).map(drop)?)
         };

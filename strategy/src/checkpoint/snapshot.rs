@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use training::{DeferredCopy, LossScalerState, OptimizerState};
 
-use super::manifest::{NamedPart, OptimizerEntry, Part, model_key, optimizer_key};
+use super::shard_index::{NamedPart, OptimizerEntry, Part, model_key, optimizer_key};
 use crate::{DistributedModel, ModelCopy, Piece, Result};
 
 /// One rank's contribution to a checkpoint: copies, which later steps do not change.
@@ -17,7 +17,7 @@ pub struct Snapshot {
     pub(super) described: SnapshotParts,
 }
 
-/// The manifest entries of one rank's tensors.
+/// The index's entries of one rank's tensors.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct SnapshotParts {
     pub(super) file: String,

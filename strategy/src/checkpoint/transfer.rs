@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use training::{LossScalerState, OptimizerState};
 
 use super::load::set;
-use super::manifest::{Manifest, model_key, optimizer_key};
+use super::shard_index::{ShardIndex, model_key, optimizer_key};
 use super::snapshot::SnapshotParts;
 use super::{CheckpointReader, Snapshot};
 use crate::{Error, Piece, Result};
@@ -67,8 +67,8 @@ pub fn transfer(
     receiver: Option<Receiver<'_>>,
 ) -> Result<Option<LossScalerState>> {
     let own = held.filter(|_| offers).map(Offer::of);
-    let (manifest, offered) = collect(all_gather_object(world, &own)?);
-    let mut reader = CheckpointReader::of(Path::new("the other ranks"), manifest, BTreeMap::new())?;
+    let (index, offered) = collect(all_gather_object(world, &own)?);
+    let mut reader = CheckpointReader::of(Path::new("the other ranks"), index, BTreeMap::new())?;
     let wanted = receiver.as_ref().map(|receiver| requests(&receiver.pieces, &reader, &offered));
     let mut remote = Vec::new();
     for request in wanted.unwrap_or_default() {
@@ -105,17 +105,17 @@ pub fn transfer(
 }
 
 /// Returns the description of all pieces, and the tensors with the ranks that offer them.
-fn collect(offers: Vec<Option<Offer>>) -> (Manifest, Offered) {
-    let (mut manifest, mut offered) = (Manifest::default(), Offered::new());
+fn collect(offers: Vec<Option<Offer>>) -> (ShardIndex, Offered) {
+    let (mut index, mut offered) = (ShardIndex::default(), Offered::new());
     for (from, offer) in offers.into_iter().enumerate() {
         let Some(Offer { described, tensors }) = offer else { continue };
         let SnapshotParts { file, parts, optimizer, ties, loss_scale } = described;
-        manifest.add(parts, optimizer, ties);
-        manifest.loss_scale = loss_scale;
+        index.add(parts, optimizer, ties);
+        index.loss_scale = loss_scale;
         let of_file = |outline: Outline| ((file.clone(), outline.key.clone()), (from, outline));
         offered.extend(tensors.into_iter().map(of_file));
     }
-    (manifest, offered)
+    (index, offered)
 }
 
 /// Returns what this rank reads to set its model and optimizer.

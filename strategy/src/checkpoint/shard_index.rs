@@ -1,4 +1,5 @@
-//! The manifest of a checkpoint: which parts of which tensors its files hold, and under which keys.
+//! The index of a checkpoint: which parts of which tensors its files hold, and under which keys. It is what the folder's manifest
+//! (`training/src/checkpoint/manifest.rs`) has as `extra`; the program's own data is the `extra` in it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,9 +10,9 @@ use training::internal::Runs;
 
 use crate::Region;
 
-/// Content of the manifest: describes all parts, and holds the program's own data.
+/// Describes all parts, and holds the program's own data.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Manifest {
+pub(super) struct ShardIndex {
     pub(super) parameters: BTreeMap<String, TensorEntry>,
     /// State of the optimizer, by key; each is a tensor divided like its parameter, or one value. Empty before the first
     /// step; `None` if the checkpoint was written without an optimizer.
@@ -24,7 +25,7 @@ pub(super) struct Manifest {
     pub(super) extra: Value,
 }
 
-impl Manifest {
+impl ShardIndex {
     /// Adds what one rank contributes.
     pub(super) fn add(
         &mut self,
@@ -71,7 +72,7 @@ pub(super) fn optimizer_key(key: &str) -> String {
     format!("optimizer/{key}")
 }
 
-/// A region without the shape, as stored in manifests.
+/// A region without the shape, as stored in the index.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Part {
     /// Name of the file's tensor set.
