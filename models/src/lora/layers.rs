@@ -1,12 +1,10 @@
 //! Linear layers with LoRA adapters.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
-use ops::DividedExperts;
 use ops::quantized::Format;
 use ops::tape::{add, scale};
 use training::build::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
@@ -29,12 +27,8 @@ pub(super) struct LoraLayers {
 }
 
 impl Layers for LoraLayers {
-    fn ranks(&self) -> usize {
-        self.inner.ranks()
-    }
-
-    fn rank(&self) -> usize {
-        self.inner.rank()
+    fn inner(&self) -> Option<&dyn Layers> {
+        Some(&*self.inner)
     }
 
     fn freezes(&self) -> bool {
@@ -45,12 +39,14 @@ impl Layers for LoraLayers {
         self.saved.contains(&format!("{module}.weight"))
     }
 
-    fn positions(&self, len: usize) -> Result<Range<usize>> {
-        self.inner.positions(len)
+    /// Frozen: there is no gradient of which a rank would have a part.
+    fn between(&self, vb: &VarBuilder<'static>) -> VarBuilder<'static> {
+        vb.clone()
     }
 
-    fn positions_before(&self, own: usize) -> usize {
-        self.inner.positions_before(own)
+    /// Frozen, as [`between`](Self::between).
+    fn of_heads(&self, vb: &VarBuilder<'static>) -> VarBuilder<'static> {
+        vb.clone()
     }
 
     fn weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Tensor> {
@@ -67,14 +63,6 @@ impl Layers for LoraLayers {
         self.inner.vector(vb, name, init, &LinearConfig { frozen: true, ..config.clone() })
     }
 
-    fn skip_weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<()> {
-        self.inner.skip_weight(vb, config)
-    }
-
-    fn experts(&self, count: usize) -> Result<Option<DividedExperts>> {
-        self.inner.experts(count)
-    }
-
     fn weight_of_expert(
         &self,
         vb: &VarBuilder<'static>,
@@ -83,18 +71,6 @@ impl Layers for LoraLayers {
     ) -> Result<Option<Tensor>> {
         let config = LinearConfig { frozen: true, ..config.clone() };
         self.inner.weight_of_expert(vb, &config, expert)
-    }
-
-    fn divide(&self, x: &Tensor) -> Result<Tensor> {
-        self.inner.divide(x)
-    }
-
-    fn combine(&self, part: &Tensor) -> Result<Tensor> {
-        self.inner.combine(part)
-    }
-
-    fn gather(&self, x: &Tensor) -> Result<Tensor> {
-        self.inner.gather(x)
     }
 
     fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Linear> {

@@ -74,30 +74,35 @@ pub struct VocabularyConfig {
 
 /// Makes layers: whole, divided over ranks, or with adapters.
 pub trait Layers: Send + Sync {
+    /// The factory below this one, if this one only changes what that makes: it answers wherever this one has no answer of its own.
+    fn inner(&self) -> Option<&dyn Layers> {
+        None
+    }
+
     /// Number of ranks that layers are divided over.
     fn ranks(&self) -> usize {
-        1
+        self.inner().map_or(1, |inner| inner.ranks())
     }
 
     /// This rank's index among them.
     fn rank(&self) -> usize {
-        0
+        self.inner().map_or(0, |inner| inner.rank())
     }
 
     /// Whether the model's own parameters are frozen, norms and similar ones too.
     fn freezes(&self) -> bool {
-        false
+        self.inner().is_some_and(|inner| inner.freezes())
     }
 
     /// Whether a module that every rank has whole ([`replicated`](super::Part::replicated)) is trained all the same.
-    fn trains(&self, _module: &str) -> bool {
-        false
+    fn trains(&self, module: &str) -> bool {
+        self.inner().is_some_and(|inner| inner.trains(module))
     }
 
     /// Builder of parameters that every rank has whole and applies between divided layers. Under sequence parallelism
     /// each rank has only a part of their gradient.
     fn between(&self, vb: &VarBuilder<'static>) -> VarBuilder<'static> {
-        vb.clone()
+        self.inner().map_or_else(|| vb.clone(), |inner| inner.between(vb))
     }
 
     /// Range of positions, of a sequence of length `len`, that this rank has between divided layers: all of them,
@@ -106,19 +111,19 @@ pub trait Layers: Send + Sync {
     /// # Errors
     /// A length that is not divisible by the number of ranks.
     fn positions(&self, len: usize) -> Result<Range<usize>> {
-        Ok(0..len)
+        self.inner().map_or(Ok(0..len), |inner| inner.positions(len))
     }
 
     /// Number of positions of the sequence before this rank's own between divided layers, where it has `own` of them:
     /// 0, except under sequence parallelism.
-    fn positions_before(&self, _own: usize) -> usize {
-        0
+    fn positions_before(&self, own: usize) -> usize {
+        self.inner().map_or(0, |inner| inner.positions_before(own))
     }
 
     /// Builder of parameters that every rank has whole and applies to its own heads only, so that each rank has a
     /// part of the gradient.
     fn of_heads(&self, vb: &VarBuilder<'static>) -> VarBuilder<'static> {
-        vb.clone()
+        self.inner().map_or_else(|| vb.clone(), |inner| inner.of_heads(vb))
     }
 
     /// Makes this rank's part of the builder's `weight`, for a module that computes with it itself: between
@@ -127,6 +132,9 @@ pub trait Layers: Send + Sync {
     /// # Errors
     /// Sizes that are not divisible by the number of ranks; errors of the builder.
     fn weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Tensor> {
+        if let Some(inner) = self.inner() {
+            return inner.weight(vb, config);
+        }
         let vb = if config.frozen { frozen(vb) } else { vb.clone() };
         let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
         vb.get_with_hints((config.outputs, config.inputs), "weight", init)
@@ -153,6 +161,9 @@ pub trait Layers: Send + Sync {
         init: Init,
         config: &LinearConfig,
     ) -> Result<Tensor> {
+        if let Some(inner) = self.inner() {
+            return inner.vector(vb, name, init, config);
+        }
         let vb = if config.frozen { frozen(vb) } else { vb.clone() };
         vb.get_with_hints(config.outputs, name, init)
     }
@@ -163,7 +174,10 @@ pub trait Layers: Send + Sync {
     /// # Errors
     /// Errors of the builder.
     fn skip_weight(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<()> {
-        self.weight(vb, config).map(drop)
+        match self.inner() {
+            Some(inner) => inner.skip_weight(vb, config),
+            None => self.weight(vb, config).map(drop),
+        }
     }
 
     /// How `count` experts of a layer are divided over ranks with different rows (expert parallelism). `None` if each rank has
@@ -171,8 +185,8 @@ pub trait Layers: Send + Sync {
     ///
     /// # Errors
     /// Fewer experts than ranks.
-    fn experts(&self, _count: usize) -> Result<Option<DividedExperts>> {
-        Ok(None)
+    fn experts(&self, count: usize) -> Result<Option<DividedExperts>> {
+        self.inner().map_or(Ok(None), |inner| inner.experts(count))
     }
 
     /// Makes this rank's part of the builder's `weight`, as [`weight`](Self::weight) does, of one expert out of so many.
@@ -184,9 +198,12 @@ pub trait Layers: Send + Sync {
         &self,
         vb: &VarBuilder<'static>,
         config: &LinearConfig,
-        (_expert, _count): (usize, usize),
+        expert: (usize, usize),
     ) -> Result<Option<Tensor>> {
-        self.weight(vb, config).map(Some)
+        match self.inner() {
+            Some(inner) => inner.weight_of_expert(vb, config, expert),
+            None => self.weight(vb, config).map(Some),
+        }
     }
 
     /// The input of a module of which each rank computes a part, at all positions of the sequence. Its gradient is the sum of those
@@ -195,7 +212,7 @@ pub trait Layers: Send + Sync {
     /// # Errors
     /// Failures of communication.
     fn divide(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(x.clone())
+        self.inner().map_or_else(|| Ok(x.clone()), |inner| inner.divide(x))
     }
 
     /// The sum of what all ranks have computed of a module, at the positions that this rank has between divided layers.
@@ -203,7 +220,7 @@ pub trait Layers: Send + Sync {
     /// # Errors
     /// Failures of communication.
     fn combine(&self, part: &Tensor) -> Result<Tensor> {
-        Ok(part.clone())
+        self.inner().map_or_else(|| Ok(part.clone()), |inner| inner.combine(part))
     }
 
     /// All positions of a sequence of which this rank has its own between divided layers, for a computation that is the same on
@@ -212,7 +229,7 @@ pub trait Layers: Send + Sync {
     /// # Errors
     /// Failures of communication.
     fn gather(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(x.clone())
+        self.inner().map_or_else(|| Ok(x.clone()), |inner| inner.gather(x))
     }
 
     /// Makes a linear layer of the builder's `weight` (outputs, inputs) and, if configured, `bias`.
