@@ -125,9 +125,13 @@ fn runs(pid: Pid) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-/// Kills a run at random moments, `kills` times, resumes it each time, and finally compares it with an undisturbed
-/// run: weights bitwise, and the losses of all steps.
-pub(crate) fn kill_and_resume(command: &Girandole, arguments: &[&str], kills: usize) {
+/// Environment variable for the number of kills, and its default.
+const KILLS: (&str, usize) = ("GIRANDOLE_FAULT_ROUNDS", 5);
+
+/// Kills a run at random moments, resumes it each time, and finally compares it with an undisturbed run: weights bitwise, and the
+/// losses of all steps.
+pub(crate) fn kill_and_resume(command: &Girandole, arguments: &[&str]) {
+    let kills = std::env::var(KILLS.0).map_or(KILLS.1, |kills| kills.parse().unwrap());
     let folder = Folder::new();
     let (dir, lines) = (folder.argument("checkpoints"), folder.argument("metrics.jsonl"));
     let (saved, whole) = (folder.argument("saved"), folder.argument("whole"));

@@ -163,9 +163,9 @@ fn a_run_that_any_rank_asks_to_stop_goes_on_with_the_same_bits() {
     for (layout, in_background) in [("dp=2", true), ("shard=2", false), ("tp=2", true), ("pp=2,dp=2", true)] {
         let (dir, layout): (_, Layout) = (tempfile::tempdir().unwrap(), layout.parse().unwrap());
         let text = layout.to_string();
-        let expected = train(&text, &Arc::new(Noted::new(36)), &config(100, None, false), 100);
+        let expected = train(&text, &Arc::new(Noted::new(36)), &config(40, None, false), 40);
         let data = Arc::new(Noted::new(36));
-        let config = config(100, Some(dir.path()), in_background);
+        let config = config(40, Some(dir.path()), in_background);
         // Its own checkpoints are far apart.
         let plan = config.checkpoints.clone().map(|plan| CheckpointPlan { every: 1000, ..plan });
         let config = TrainConfig { checkpoints: plan, ..config };
@@ -173,8 +173,8 @@ fn a_run_that_any_rank_asks_to_stop_goes_on_with_the_same_bits() {
         let done = got.len();
         got.extend(stopped(&layout, &data, &config, done + 1));
         let done = got.len();
-        assert!(done < 100, "it has stopped after {done} steps only");
-        got.extend(train(&text, &data, &config, 100));
+        assert!(done < 40, "it has stopped after {done} steps only");
+        got.extend(train(&text, &data, &config, 40));
         assert_eq!(got, expected, "{layout}");
     }
 }

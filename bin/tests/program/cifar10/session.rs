@@ -8,7 +8,7 @@ use crate::common::{Folder, Session, kill_and_resume, text};
 #[test]
 fn a_run_that_is_killed_ends_as_one_that_nobody_disturbs() {
     let short = ["--samples", "24", "--test-samples", "5", "--momentum", "0.9"];
-    kill_and_resume(&CIFAR10, &short, 12);
+    kill_and_resume(&CIFAR10, &short);
 }
 
 #[test]

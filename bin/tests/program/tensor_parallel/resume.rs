@@ -14,14 +14,14 @@ fn transformer(more: &[&'static str]) -> Vec<&'static str> {
 #[test]
 fn a_transformer_that_is_killed_ends_as_one_that_nobody_disturbs() {
     let options = ["--tp", "2", "--dp", "2", "--sequence-parallel", "--dropout", "0.1"];
-    kill_and_resume(&TRANSFORMER, &transformer(&options), 12);
-    kill_and_resume(&TRANSFORMER, &transformer(&["--tp", "2", "--world-size", "2"]), 6);
+    kill_and_resume(&TRANSFORMER, &transformer(&options));
+    kill_and_resume(&TRANSFORMER, &transformer(&["--tp", "2", "--world-size", "2"]));
 }
 
 #[test]
 fn an_mlp_that_is_killed_ends_as_one_that_nobody_disturbs() {
     let options = ["--samples", "40", "--batch-size", "8", "--hidden-size", "12", "--tp", "3"];
-    kill_and_resume(&MLP, &options, 6);
+    kill_and_resume(&MLP, &options);
 }
 
 #[test]
