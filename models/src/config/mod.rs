@@ -294,10 +294,7 @@ impl ModelConfig {
             (experts.balance_coefficient, experts.is_balanced) = (0.0, false);
         }
         let mut hash = Hash::default();
-        // Models have the hash that they had before other models had these.
-        let absent = [", experts: None", ", latent: None", ", sigmoid: None", ", labels: None"];
-        let described = absent.iter().fold(format!("{computed:?}"), |text, absent| text.replace(absent, ""));
-        hash.add(described.as_bytes());
+        hash.add(format!("{computed:?}").as_bytes());
         hash.hex()
     }
 
