@@ -2,17 +2,18 @@
 
 use serde::Serialize;
 
-/// Kind of optimizer, by its state.
+/// Kind of optimizer, by its state; also a value of `plan --optimizer`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "command", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
 pub enum Optimizer {
-    /// No state.
+    /// It keeps nothing
     Sgd,
-    /// One number per parameter.
+    /// It keeps one number per parameter
     Momentum,
-    /// Two numbers per parameter.
+    /// It keeps two numbers per parameter
     Adam,
-    /// One number for each element of a hidden layer's matrix, two for the others; matrices are brought together.
+    /// It keeps one number per parameter of a hidden layer's matrix, whose matrices are brought together, else two
     Muon,
 }
 

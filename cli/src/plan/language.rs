@@ -6,7 +6,6 @@ use crate::console::say;
 use crate::error::{Result, refuse};
 use crate::outputs;
 use models::{LabelsConfig, Lora, LoraConfig, ModelConfig, Problem};
-use plan::Optimizer;
 use plan::command::PlanOptions;
 use plan::language::{LanguageTable, Subject, layouts};
 use training::FileError;
@@ -42,7 +41,7 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
         let help = format!("give at most {MOST_RANKS}");
         return refuse("--ranks", ranks, help);
     }
-    let training = own.training(options.batch_size(), length, options.optimizer.map(Optimizer::from));
+    let training = own.training(options.batch_size(), length, options.optimizer);
     recompute_fits(training.recompute, config.num_layers)?;
     let reference =
         own.reference.as_deref().map(|other| reference(other, folder, lora.as_ref())).transpose()?;

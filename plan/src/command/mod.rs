@@ -15,7 +15,7 @@ use crate::{Optimizer, RankMemory, units};
 
 pub use language::{LanguagePlanOptions, ParametersDtype, base_format, recompute, schedule};
 pub use model::check_heads;
-pub use names::{ModelName, NetworkName, OptimizerName};
+pub use names::{ModelName, NetworkName};
 
 /// Options of `plan`.
 #[derive(Debug, Clone, Args)]
@@ -113,7 +113,7 @@ pub struct PlanOptions {
     ///
     /// That is adam for fsdp-mlp, tensor-parallel-mlp and tensor-parallel-transformer, and sgd for the others.
     #[arg(long, value_enum)]
-    pub optimizer: Option<OptimizerName>,
+    pub optimizer: Option<Optimizer>,
     /// Bytes of a number
     ///
     /// Such as 2 for f16 and bf16.
@@ -190,7 +190,7 @@ impl PlanOptions {
                 Optimizer::Sgd
             }
         };
-        self.optimizer.map_or(own, Optimizer::from)
+        self.optimizer.unwrap_or(own)
     }
 
     /// Checks the ranges of numbers.
@@ -209,7 +209,7 @@ impl PlanOptions {
             2 | 4 | 8 => Ok(()),
             got => refuse(option, got, "give 2, 4 or 8".into()),
         };
-        if self.optimizer == Some(OptimizerName::Muon) && self.language.folder.is_none() {
+        if self.optimizer == Some(Optimizer::Muon) && self.language.folder.is_none() {
             let help = "it is for the matrices of a language model: give --model DIR, or another optimizer";
             return Err(Error::invalid("--optimizer", "muon", help.to_string()));
         }

@@ -2,7 +2,6 @@
 
 use clap::ValueEnum;
 
-use crate::Optimizer;
 use crate::forecast::Network;
 
 /// The model of an experiment, by the command that trains it.
@@ -22,30 +21,6 @@ pub enum ModelName {
     DdpTransformer,
     /// The language model of the PyTorch handbook's layers
     TensorParallelTransformer,
-}
-
-/// An optimizer, by the state that it keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OptimizerName {
-    /// It keeps nothing
-    Sgd,
-    /// It keeps one number per parameter
-    Momentum,
-    /// It keeps two numbers per parameter
-    Adam,
-    /// It keeps one number per parameter of a hidden layer's matrix, else two
-    Muon,
-}
-
-impl From<OptimizerName> for Optimizer {
-    fn from(name: OptimizerName) -> Self {
-        match name {
-            OptimizerName::Sgd => Self::Sgd,
-            OptimizerName::Momentum => Self::Momentum,
-            OptimizerName::Adam => Self::Adam,
-            OptimizerName::Muon => Self::Muon,
-        }
-    }
 }
 
 /// Network between ranks, by name.
