@@ -1,5 +1,6 @@
-//! An experiment as a command of the command line: the options that all experiments have, the processes that become its
-//! ranks, one training loop, checkpoints and elasticity, a log, a report, and errors with exit codes.
+//! Commands that train on ranks: the options that they share, the processes that become ranks, checkpoints and elasticity, a
+//! log, a report, and errors with exit codes. There are two kinds: experiments, which this crate's [`trainer`] trains, and the
+//! commands for language models ([`language`]), which `girandole::trainer` trains.
 //!
 //! A program gives what is its own: data, a model, a loss, and what it prints. Read it in this order:
 //!

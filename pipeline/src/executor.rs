@@ -212,7 +212,7 @@ impl Run<'_> {
         let LiveActivation { input, output, bytes } = self.state.alive.remove(&cell).ok_or_else(none)?;
         self.state.bytes -= bytes;
         let gradient = match self.is_last(number) {
-            true => share(&output, self.table.micro_batches).map_err(during())?,
+            true => loss_gradient(&output, self.table.micro_batches).map_err(during())?,
             false => self.state.gradients.remove(&cell).ok_or_else(none)?,
         };
         let root = scalar_with_gradient(&output, gradient).map_err(during())?;
@@ -267,6 +267,6 @@ fn find(stages: &[Stage], action: Action) -> Result<&Stage> {
 }
 
 /// Returns the gradient of a micro-batch's loss: its share of the batch's mean.
-fn share(loss: &Tensor, micro_batches: usize) -> candle_core::Result<Tensor> {
+fn loss_gradient(loss: &Tensor, micro_batches: usize) -> candle_core::Result<Tensor> {
     Tensor::new(1.0 / micro_batches as f64, loss.device())?.to_dtype(loss.dtype())?.reshape(loss.shape())
 }

@@ -1,4 +1,5 @@
-//! Random streams for dropout: one that the ranks of a group share, and one per rank.
+//! Random streams for dropout of this crate's own layers: one that the ranks of a group share, and one per rank. What
+//! `girandole::Parallel` trains has masks that do not depend on the layout instead ([`ops::RowKeys`]).
 
 use sampler::{Generator, SharedGenerator, split_mix};
 

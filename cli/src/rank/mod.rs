@@ -1,7 +1,7 @@
 //! The state of one rank of a job: its communicator, metrics, time measurements and summary.
 
 mod conclusion;
-mod joining;
+mod loss;
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};

@@ -1,4 +1,5 @@
-//! Seeding of the random numbers of a step (dropout).
+//! Seeding of the random numbers of a step (dropout) of the documents' experiments. Language models derive theirs from the rows,
+//! the same in every layout ([`ops::RowKeys`]).
 
 use sampler::{SharedGenerator, split_mix};
 

@@ -20,7 +20,7 @@ pub(crate) struct Prepared {
     pub(crate) total: usize,
     /// Factor of the sum of a micro-batch's losses with which the mean over ranks of the sums over micro-batches is the mean
     /// over all targets.
-    pub(crate) share: f64,
+    pub(crate) loss_factor: f64,
 }
 
 /// What is found without backward: the mean loss over all targets of all ranks, and of this rank the model's sums and the results of
@@ -110,7 +110,7 @@ impl<M: Model> Parallel<M> {
         let prepared = batch.and_then(|batch| {
             let (batch, rows) = self.axes.part_of(batch)?;
             let parts = self.micro_batches(&batch, &rows, counted)?;
-            Ok(Prepared { batch, parts, counted, total: 0, share: 0.0 })
+            Ok(Prepared { batch, parts, counted, total: 0, loss_factor: 0.0 })
         });
         let own = match &prepared {
             Ok(prepared) => counts_of(&prepared.parts),
@@ -127,13 +127,13 @@ impl<M: Model> Parallel<M> {
         if total == 0.0 {
             return Err(Error::NoTargets);
         }
-        let (share, mut prepared) = (averaged.world_size() as f64 / total, prepared?);
+        let (loss_factor, mut prepared) = (averaged.world_size() as f64 / total, prepared?);
         for part in &mut prepared.parts {
             let weight = (cross_entropies > 0.0).then(|| total / cross_entropies);
             part.rows.preferences = part.rows.preferences.take().map(|pairs| pairs.renewed(weight));
         }
         self.take_example(&prepared.batch.input)?;
-        Ok(Prepared { total: total as usize, share, ..prepared })
+        Ok(Prepared { total: total as usize, loss_factor, ..prepared })
     }
 
     /// Makes the first batch the example of a pipeline that was given none.
@@ -289,8 +289,8 @@ impl MicroBatch {
         Ok(number(loss)? * self.count as f64 * self.weight)
     }
 
-    pub(crate) fn weighted(&self, loss: &Tensor, share: f64) -> Result<Tensor> {
-        weighted(loss, self.count.max(1), share * self.weight)
+    pub(crate) fn weighted(&self, loss: &Tensor, loss_factor: f64) -> Result<Tensor> {
+        weighted(loss, self.count.max(1), loss_factor * self.weight)
     }
 }
 
@@ -322,8 +322,8 @@ fn counts_of(parts: &[MicroBatch]) -> [f64; 2] {
 }
 
 /// Scales a mean over `count` targets to its contribution to the mean over all targets.
-pub(super) fn weighted(loss: &Tensor, count: usize, share: f64) -> Result<Tensor> {
-    let factor = count as f64 * share;
+pub(super) fn weighted(loss: &Tensor, count: usize, loss_factor: f64) -> Result<Tensor> {
+    let factor = count as f64 * loss_factor;
     if factor == 1.0 {
         return Ok(loss.clone());
     }

@@ -35,7 +35,7 @@ pub(crate) struct Stages {
 #[derive(Default)]
 struct Sums {
     /// Factor of a sum of losses that makes the mean over micro-batches and ranks the mean over all targets.
-    share: f64,
+    loss_factor: f64,
     sum: f64,
     /// Rows of the batch that are still to be counted; micro-batches come in order.
     rows: usize,
@@ -98,7 +98,7 @@ impl Stages {
                 }
             })?;
             own.sum += number(&loss)? * count as f64 * weight;
-            Ok(weighted(&loss, count, own.share * weight)?)
+            Ok(weighted(&loss, count, own.loss_factor * weight)?)
         };
         let builder = |map: &VarMap| trained(shards.var_builder(map), shards.tensor_builder(), config);
         let mut pipeline = match &config.example {
@@ -145,10 +145,12 @@ impl Stages {
         &mut self,
         batch: &Batch,
         rows: Vec<RowContext>,
-        share: f64,
+        loss_factor: f64,
         shards: &Shards,
     ) -> Result<(f64, GradStore)> {
-        self.begin(Sums { share: share * self.micro_batches as f64, rows: usize::MAX, ..Sums::default() })?;
+        // The pipeline takes the mean over micro-batches (`loss_gradient` in `pipeline/src/executor.rs`), here they are summed.
+        let loss_factor = loss_factor * self.micro_batches as f64;
+        self.begin(Sums { loss_factor, rows: usize::MAX, ..Sums::default() })?;
         self.pipeline.set_row_contexts(rows);
         let mut step = self.pipeline.step(Some(&batch.input), Some(&batch.targets))?;
         shards.sum_gradients(&self.pipeline.named_vars(), &mut step.grads)?;
@@ -166,7 +168,7 @@ impl Stages {
         rows: Vec<RowContext>,
         counted: usize,
     ) -> Result<(f64, Vec<f64>)> {
-        self.begin(Sums { share: 1.0, rows: counted, evaluated: Some(Vec::new()), ..Sums::default() })?;
+        self.begin(Sums { loss_factor: 1.0, rows: counted, evaluated: Some(Vec::new()), ..Sums::default() })?;
         self.pipeline.set_row_contexts(rows);
         self.pipeline.evaluate(Some(&batch.input), Some(&batch.targets))?;
         let mut own = self.sums();

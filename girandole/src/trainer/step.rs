@@ -3,9 +3,12 @@
 //! | part of a step | here | where it is done |
 //! | --- | --- | --- |
 //! | rows of this rank, and the batch: read ahead, in the order of the run | [`Trainer::step_once`] | `data.rs`, `sampler::RunLoader` |
-//! | micro-batches, and the targets of all ranks | [`Parallel::forward_backward`] | `parallel/micro_batches.rs` |
+//! | with `cp`: the places of its rows that this rank has | | `parallel/axes.rs` (`part_of`), `context-parallel/src/places.rs` |
+//! | micro-batches, and the divisor of the loss: the targets of all ranks | [`Parallel::forward_backward`] | `parallel/micro_batches.rs` (`prepare`) |
+//! | documents, places and random keys of rows: of the thread, for attention and dropout to find | | `ops/src/rows`, [`ops::RowContext`] |
 //! | forward and backward in the layout | | the model; with `pp` `parallel/stages.rs`, `pipeline/src/executor.rs` |
-//! | averaging of gradients, while backward runs | | `dp`: `ddp/src/reducer`; `shard`: `fsdp/src/core/reduce.rs`; with `pp`: `pipeline/src/average.rs` |
+//! | who averages with whom | | `parallel/axes.rs` (`averaged_over`, `same_shard`), `parallel/build.rs` |
+//! | averaging of gradients, while backward runs | | `dp`: `ddp/src/reducer`; `shard`: `fsdp/src/core/reduce.rs`; `pp`: `pipeline/src/average.rs`; `pp` and `shard`: `parallel/flat_shards.rs` |
 //! | sums of gradients over `tp`, which averages nothing | | `tensor-parallel/src/shards.rs` |
 //! | scaled losses (f16) | | `parallel/mod.rs`, `training::LossScaler` |
 //! | check of the first gradients | [`Trainer::step_once`] | `first_gradients.rs` |
@@ -13,7 +16,7 @@
 //! | learning rate | [`Trainer::step_once`] | `learning_rate.rs` |
 //! | optimizer | [`Trainer::update`] | `optimizer.rs`; `training::{Adam, Muon, Sgd}`, `strategy::OwnedMatrices` |
 //! | corrections of experts' routers | [`Trainer::update`] | `parallel/balance.rs` |
-//! | average of groups that train on their own (`far`) | after the step: `rounds.rs` | `far/mod.rs` |
+//! | average of groups that train on their own (`far`, DiLoCo) | after the step: `rounds.rs` | `far/mod.rs` |
 //! | report | [`Trainer::step_once`] | `observer.rs`; the commands write it as metrics: `cli/src/language/speed.rs`, `report/src/metrics` |
 //!
 //! Around it: the loop over steps, evaluations and checkpoints is in `trainer/mod.rs`; what happens when a rank is lost is in
@@ -182,23 +185,23 @@ impl<M: Model> Parallel<M> {
     }
 
     fn forward_backward(&mut self, batch: Result<Batch>) -> Result<Step> {
-        let Prepared { batch, parts, total, share, .. } = self.prepare(batch, usize::MAX)?;
+        let Prepared { batch, parts, total, loss_factor, .. } = self.prepare(batch, usize::MAX)?;
         self.steps += 1;
         let asked = Documents::asked();
         let balances: Vec<Balance> = parts.iter().filter_map(|part| part.rows.balance.clone()).collect();
         let pairs: Vec<Preferences> = parts.iter().filter_map(|part| part.rows.preferences.clone()).collect();
         // With this factor of the sum of a micro-batch's losses, the average of all ranks is the mean over all targets.
-        let share = share * self.scaler.as_ref().map_or(1.0, LossScaler::factor);
+        let loss_factor = loss_factor * self.scaler.as_ref().map_or(1.0, LossScaler::factor);
         let (sum, mut grads) = match &mut self.model {
             // One rank has all rows: nothing is averaged.
-            Kind::Whole { model, vars, .. } => whole(model, vars.all_vars(), &parts, share)?,
+            Kind::Whole { model, vars, .. } => whole(model, vars.all_vars(), &parts, loss_factor)?,
             // Copies average in buckets while backward of the last micro-batch runs.
             Kind::Copies(ddp) => {
                 // The same for all micro-batches.
                 let model = ddp.model()?;
                 accumulated(
                     &parts,
-                    share,
+                    loss_factor,
                     || Ok(model),
                     |loss| Ok(ddp.backward_no_sync(loss)?),
                     |loss| Ok(ddp.backward(loss)?),
@@ -207,7 +210,7 @@ impl<M: Model> Parallel<M> {
             // Units are gathered for forward and backward, and their gradients reduced to this rank's shards.
             Kind::Sharded(fsdp) => accumulated(
                 &parts,
-                share,
+                loss_factor,
                 || Ok(fsdp.model()?),
                 |loss| Ok(fsdp.backward_no_sync(loss)?),
                 |loss| Ok(fsdp.backward(loss)?),
@@ -215,7 +218,7 @@ impl<M: Model> Parallel<M> {
             // Micro-batches pass through the stages by a schedule, and copies of stages average.
             Kind::Stages(stages) => {
                 let rows = parts.into_iter().map(|part| part.rows).collect();
-                stages.step(&batch, rows, share, &self.shards)?
+                stages.step(&batch, rows, loss_factor, &self.shards)?
             }
         };
         self.check_documents(&batch, asked)?;
@@ -234,12 +237,17 @@ impl<M: Model> Parallel<M> {
 }
 
 /// Computes forward and backward without communication.
-fn whole<M: Model>(model: &M, vars: Vec<Var>, parts: &[MicroBatch], share: f64) -> Result<(f64, GradStore)> {
+fn whole<M: Model>(
+    model: &M,
+    vars: Vec<Var>,
+    parts: &[MicroBatch],
+    loss_factor: f64,
+) -> Result<(f64, GradStore)> {
     let (mut sum, mut sums) = (0.0, GradSums::new(vars));
     for part in parts {
         let loss = part.training_loss(model)?;
         sum += part.add(&loss)?;
-        let mut grads = backward(&part.weighted(&loss, share)?)?;
+        let mut grads = backward(&part.weighted(&loss, loss_factor)?)?;
         if parts.len() == 1 {
             return Ok((sum, grads));
         }
@@ -252,7 +260,7 @@ fn whole<M: Model>(model: &M, vars: Vec<Var>, parts: &[MicroBatch], share: f64) 
 /// of the others.
 fn accumulated<'a, M: Model + 'a>(
     parts: &[MicroBatch],
-    share: f64,
+    loss_factor: f64,
     model: impl Fn() -> Result<&'a M>,
     add: impl Fn(&Tensor) -> Result<()>,
     last: impl Fn(&Tensor) -> Result<GradStore>,
@@ -261,7 +269,7 @@ fn accumulated<'a, M: Model + 'a>(
     for (place, part) in parts.iter().enumerate() {
         let loss = part.training_loss(model()?)?;
         sum += part.add(&loss)?;
-        let weighted = part.weighted(&loss, share)?;
+        let weighted = part.weighted(&loss, loss_factor)?;
         if place + 1 == parts.len() {
             return Ok((sum, last(&weighted)?));
         }

@@ -13,14 +13,13 @@ pub(crate) use mask::Mask;
 /// In training zeroes each element with probability `p` and multiplies the others by `1 / (1 - p)`; in evaluation
 /// does nothing.
 ///
-/// The masks come from the generator, so they are the same in every run. Ranks that seed it differently (for example,
+/// A model that must drop the same elements in every layout derives its masks from the rows: [`by_row`](Self::by_row).
+///
+/// Otherwise masks come from the generator, so they are the same in every run. Ranks that seed it differently (for example,
 /// with the seed plus the rank) drop different elements. Each forward in training draws one `next_u64` as the key of
 /// its mask, whatever the tensor's size (none for an empty one, or a probability of 0); the mask is never stored, as backward computes it again from the key. The
 /// same generator gives the same masks on every device; they are not PyTorch's. A part that is recomputed
 /// ([`recompute`](crate::recompute)) gets the same mask again.
-///
-/// A model that must drop the same elements in every layout derives its masks from the rows instead:
-/// [`by_row`](Self::by_row).
 ///
 /// To resume from a checkpoint in the middle of a run, reseed the generator at the start of each epoch, with a seed
 /// made of the run's seed, the rank and the epoch ([`Generator::manual_seed`](sampler::Generator::manual_seed)).

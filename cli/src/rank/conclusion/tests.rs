@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, VarMap, linear, loss};
-use comm::{Communicator, ElasticGroup, Local, Stats, Work};
+use comm::{Communicator, ElasticGroup, Local, Stats, Work, all_gather_object};
 use ddp::{Ddp, DdpConfig};
 use sampler::{BoxError, DataLoader, DataLoaderConfig};
 use training::{Sgd, SgdConfig};
