@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use comm::LaunchedRank;
@@ -14,6 +14,7 @@ use signal_hook::low_level;
 use crate::error::Result;
 use crate::live_page;
 use crate::progress;
+use training::internal::lock;
 
 /// Installs signal handlers: from now on, a signal to this process prints one line and sets the exit code. In a rank,
 /// the handler only removes files, since the launcher reports how the rank ended.
@@ -38,7 +39,7 @@ static FILES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Registers a file to be removed if a signal ends this process.
 pub fn remove_on_signal(file: &Path) {
-    FILES.lock().unwrap_or_else(PoisonError::into_inner).push(file.into());
+    lock(&FILES).push(file.into());
 }
 
 fn remove_files() {
@@ -60,7 +61,7 @@ impl StopOnSignal {
     /// Begins with these signals.
     pub(crate) fn new(signals: Vec<i32>) -> Self {
         let flag = StopFlag::default();
-        *STOP.lock().unwrap_or_else(PoisonError::into_inner) = Some((signals, flag.clone()));
+        *lock(&STOP) = Some((signals, flag.clone()));
         Self(flag)
     }
 
@@ -73,7 +74,7 @@ impl StopOnSignal {
 impl Drop for StopOnSignal {
     fn drop(&mut self) {
         if !self.0.is_requested() {
-            *STOP.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            *lock(&STOP) = None;
         }
     }
 }
@@ -81,7 +82,7 @@ impl Drop for StopOnSignal {
 /// Asks the run to stop with a checkpoint. Otherwise ends the run's page, removes unfinished files, then ends the rank by the
 /// signal's default action.
 fn end_rank(signal: i32) {
-    if let Some((signals, flag)) = &*STOP.lock().unwrap_or_else(PoisonError::into_inner)
+    if let Some((signals, flag)) = &*lock(&STOP)
         && signals.contains(&signal)
     {
         return flag.request_by(signal);

@@ -1,13 +1,14 @@
 //! The page of `--report` while the run goes on.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use report::{Report, RunSeries, RunState, command_line, now_rfc3339};
 
 use crate::console::note;
 use crate::option_values;
+use training::internal::lock;
 
 /// How often it is written, besides after each evaluation.
 const EVERY: Duration = Duration::from_secs(30);
@@ -16,12 +17,12 @@ const EVERY: Duration = Duration::from_secs(30);
 static RUNNING: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 fn set_running(path: Option<&Path>) {
-    *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) = path.map(Into::into);
+    *lock(&RUNNING) = path.map(Into::into);
 }
 
 /// Makes the page of a run that goes on say that it has ended early, as a signal ends this process.
 pub(crate) fn stop_on_signal() {
-    let path = RUNNING.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let path = lock(&RUNNING).take();
     // A file that cannot be written is no reason to go on.
     let _ = path.map(|path| report::mark_stopped(&path));
 }

@@ -5,12 +5,13 @@
 
 use std::io::{IsTerminal, stderr};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use console::Term;
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use launch::{Notes, send_note, wants_notes};
+use training::internal::lock;
 
 /// Delay before the bar first appears; a run that ends sooner shows none, since a flash would be unreadable.
 const SHOW_DELAY: Duration = Duration::from_millis(300);
@@ -144,7 +145,7 @@ impl Progress {
             Display::Here(bar) => {
                 // A signal that comes as soon as it is drawn erases it.
                 let keep = |bar: &ProgressBar| {
-                    *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
+                    *lock(&BAR) = Some(bar.clone());
                 };
                 let begin = || Bar::new(self.unit, self.steps as u64, self.total as u64, keep);
                 bar.get_or_insert_with(begin).set(self.steps as u64, speed);
@@ -171,7 +172,7 @@ static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 /// Runs `print` while this process's bar, if any, is hidden.
 pub(crate) fn aside<T>(print: impl FnOnce() -> T) -> T {
-    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let bar = lock(&BAR).clone();
     match bar {
         Some(bar) => bar.suspend(print),
         None => print(),
@@ -182,7 +183,7 @@ impl Drop for Progress {
     fn drop(&mut self) {
         match &self.shown {
             Display::Here(Some(bar)) => {
-                *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                *lock(&BAR) = None;
                 bar.bar.finish_and_clear();
             }
             Display::ByLauncher(true) => send_note(END),
@@ -283,7 +284,7 @@ impl RanksBar {
 
     /// Removes the bar, once no rank is left.
     pub(crate) fn clear(&self) {
-        if let Some(bar) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(bar) = lock(&self.0).take() {
             bar.bar.finish_and_clear();
         }
     }
@@ -301,12 +302,12 @@ impl Notes for RanksBar {
             [Some(steps), Some(total), Some(speed)] => (steps, total, Some(speed)),
             _ => return,
         };
-        let mut bar = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bar = lock(&self.0);
         bar.get_or_insert_with(|| Bar::new(Unit::Steps, steps, total, |_| {})).set(steps, speed);
     }
 
     fn aside(&self, write: &mut dyn FnMut()) {
-        let bar = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let bar = lock(&self.0).clone();
         match bar {
             Some(bar) => bar.bar.suspend(write),
             None => write(),

@@ -15,7 +15,7 @@ use crate::{Result, TcpConfig};
 #[cfg(feature = "cuda")]
 pub use crate::backend::cuda_library::CudaLibrary;
 pub use crate::base::fingerprint::digest;
-pub use crate::base::lock::lock;
+pub use ops::kernels::lock;
 pub use crate::config::address::without_brackets;
 pub use crate::config::launcher_interface::{
     ELASTIC_MIN, LISTENER, LISTENER_STDIN, MASTER_PORT, MET_PREFIX, SPAWNER_PID, elastic_min,

@@ -168,7 +168,7 @@ impl Training {
                 speed: None,
             };
             if let Some(metrics) = &mut self.metrics {
-                metrics.step_with(None, epoch, batch, loss, &details)?;
+                metrics.step(None, epoch, batch, loss, Some(&details))?;
             }
             self.run.losses.push(loss);
             let values = [learning_rate as f32, grad_norm as f32, 100.0 * right, rows_per_second as f32];

@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::io::{self, ErrorKind, PipeReader, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use comm::launcher::lock;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, fstat};
 
@@ -58,7 +59,7 @@ impl Sink {
     /// written first.
     pub(super) fn write(&mut self, source: usize, text: &[u8]) -> io::Result<()> {
         let unfinished = Arc::clone(&self.unfinished);
-        let mut unfinished = unfinished.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unfinished = lock(&unfinished);
         if unfinished.is_some_and(|begun| begun != source) {
             self.write_all(b"\n")?;
         }
@@ -69,7 +70,7 @@ impl Sink {
     /// Called when the pipe `source` is closed: ends its unfinished line, if it has one and `ends_last_line` is set.
     pub(super) fn finish(&mut self, source: usize) -> io::Result<()> {
         let unfinished = Arc::clone(&self.unfinished);
-        let mut unfinished = unfinished.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unfinished = lock(&unfinished);
         if *unfinished == Some(source) && self.ends_last_line {
             *unfinished = None;
             self.write_all(b"\n")?;

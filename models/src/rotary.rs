@@ -1,9 +1,10 @@
 //! Rotary position embedding table that grows with the length of rows.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use candle_core::{Device, Result, Tensor, bail};
 use ops::{Rotary, RotaryConfig, RowContext};
+use training::internal::lock;
 
 /// Table shared by all blocks. It grows on demand: a model for 131,072 positions is mostly used with fewer.
 #[derive(Debug, Clone)]
@@ -28,7 +29,7 @@ impl Positions {
     }
 
     fn table(&self, end: usize, device: &Device) -> Result<Rotary> {
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = lock(&self.table);
         if let Some(table) = table.as_ref().filter(|table| table.config().max_len >= end) {
             return Ok(table.clone());
         }

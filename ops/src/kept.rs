@@ -1,8 +1,9 @@
 //! Memory that operations store themselves for backward.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
 
+use crate::lock::lock;
 use candle_core::{Tensor, TensorId};
 
 /// Stored bytes, by id of the operation's output tensor.
@@ -52,7 +53,7 @@ pub(crate) fn kept_by(output: &Tensor) -> usize {
 }
 
 fn all() -> MutexGuard<'static, HashMap<TensorId, usize>> {
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&KEPT)
 }
 
 #[cfg(test)]

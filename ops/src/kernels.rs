@@ -4,6 +4,7 @@
 pub use crate::blocks::{BLOCK, blocks, blocks_of_work, has_one_thread};
 pub use crate::cuda::{adam, knows, squares};
 pub use crate::dense::dense;
+pub use crate::lock::lock;
 pub use crate::product::Narrow;
 pub use crate::real::{Real, sum};
 pub use crate::scoped::scoped;

@@ -47,6 +47,7 @@ mod error;
 mod graph;
 mod kept;
 pub mod kernels;
+mod lock;
 pub mod nf4;
 mod op;
 mod precision;

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use candle_core::{DType, Device, Module, Result, Shape, Tensor, bail};
@@ -12,6 +12,7 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, ModuleT, VarBuilder};
 use training::build::{Builder, UnitPlace, UnitSource, Units, counting};
 use training::internal::is_buffer;
+use training::internal::lock;
 
 type Build = Box<dyn Fn(VarBuilder<'static>) -> Result<Box<dyn ModuleT + Send>>>;
 
@@ -207,7 +208,7 @@ impl Modules {
     ) -> Result<Self> {
         let names: Arc<Mutex<Vec<String>>> = Arc::default();
         let model = build(&Builder::of_units(Arc::new(NameRecorder(names.clone()))))?;
-        let names = std::mem::take(&mut *names.lock().unwrap_or_else(PoisonError::into_inner));
+        let names = std::mem::take(&mut *lock(&names));
         if model.units().len() != names.len() {
             bail!(
                 "the model builds the units {}, and its chain has {}: `Units::units` gives each of them once, in the order of the forward pass",
@@ -239,7 +240,7 @@ struct NameRecorder(Arc<Mutex<Vec<String>>>);
 
 impl UnitSource for NameRecorder {
     fn unit(&self, name: &str, _: &mut dyn FnMut(VarBuilder<'static>) -> Result<()>) -> Result<UnitPlace> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(name.into());
+        lock(&self.0).push(name.into());
         Ok(UnitPlace::OtherProcess)
     }
 }

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::PoisonError;
 
 use candle_core::{Tensor, Var};
 use candle_nn::{ModuleT, VarBuilder, VarMap};
 
 use crate::{Error, Modules, Result};
+use training::internal::lock;
 
 /// One stage of this rank.
 pub(crate) struct Stage {
@@ -41,7 +41,7 @@ pub(crate) fn build(
             // A separate map per module: in a shared one, two variables with the same name would become one.
             let map = VarMap::new();
             let module = modules.build(index, &builder(&map)).map_err(Error::during("building the model"))?;
-            let vars = sorted(&map.data().lock().unwrap_or_else(PoisonError::into_inner));
+            let vars = sorted(&lock(map.data()));
             for (name, _) in &vars {
                 if let Some(other) = modules_of.insert(name.clone(), index) {
                     let names = modules.names();

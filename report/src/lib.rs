@@ -19,7 +19,7 @@
 //! let mut metrics = MetricsWriter::create(&folder.join("steps.jsonl"))?;
 //! let mut run = RunSeries { name: "ddp".into(), world_size: 2, ..RunSeries::default() };
 //! for (batch, loss) in [4.0, 2.0, 1.0].into_iter().enumerate() {
-//!     metrics.step(None, 0, batch, loss)?;
+//!     metrics.step(None, 0, batch, loss, None)?;
 //!     run.losses.push(loss);
 //! }
 //! metrics.summary(&Summary { seconds: 0.3, world_size: 2, ..Summary::default() })?;

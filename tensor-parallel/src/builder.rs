@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder, VarMap};
@@ -235,7 +235,7 @@ impl ShardBuilder {
             WeightSource::Random { builder, scratch } => {
                 let whole = builder.get_with_hints_dtype(shape, &name, init, self.dtype)?;
                 // The whole weight is not needed any more; this frees memory for the next one.
-                scratch.data().lock().unwrap_or_else(PoisonError::into_inner).clear();
+                lock(scratch.data()).clear();
                 slice_part(&whole, runs, &shard_dims)?
             }
             WeightSource::File(..) | WeightSource::Parts(_) => {

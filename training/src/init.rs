@@ -9,8 +9,8 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 use sampler::{Generator, SamplerError, SharedGenerator, initial};
 
-use crate::lock::lock;
 use crate::{Error, Result};
+use ops::kernels::lock;
 
 /// Gives any candle model PyTorch's initial weights from a seed, without a change to the model.
 ///

@@ -12,8 +12,8 @@ pub use crate::file::{
 pub use crate::file_error::first_line;
 pub use crate::grad_sums::GradSums;
 pub use crate::gradient_check::{CheckedLoss, CheckedPart, check_gradient_of};
-pub use crate::lock::lock;
 pub use crate::optimizer::map_matrices;
 pub use crate::runs::Runs;
 pub use crate::state::{is_buffer, known_buffers};
 pub use crate::tensor_file::check_writable;
+pub use ops::kernels::lock;

@@ -57,7 +57,6 @@ mod gradient_check;
 mod gradient_report;
 mod init;
 pub mod internal;
-mod lock;
 mod loss_scaler;
 mod low_bits;
 mod missing_gradients;

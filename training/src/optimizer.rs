@@ -19,6 +19,50 @@ pub trait StepOptimizer: OptimizerState {
     fn step_whole(&mut self, grads: &GradStore, scale: f64, matrices: &mut dyn WholeMatrices) -> Result<()>;
 }
 
+/// Implements candle's `Optimizer` and [`StepOptimizer`] for one with a `config` that steps each element by itself, by `named` and
+/// `step_scaled`.
+macro_rules! steps_alone {
+    ($optimizer:ident, $config:ident) => {
+        impl candle_nn::Optimizer for $optimizer {
+            type Config = $config;
+
+            /// Takes the float variables of `vars`; the others cannot be trained and are ignored.
+            fn new(vars: Vec<Var>, config: $config) -> candle_core::Result<Self> {
+                Ok(Self::named($crate::slot::named_by_index(vars), config)?)
+            }
+
+            fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
+                self.step_scaled(grads, 1.)
+            }
+
+            fn learning_rate(&self) -> f64 {
+                self.config.learning_rate
+            }
+
+            fn set_learning_rate(&mut self, lr: f64) {
+                self.config.learning_rate = lr;
+            }
+        }
+
+        impl $crate::StepOptimizer for $optimizer {
+            fn set_learning_rate(&mut self, learning_rate: f64) {
+                self.config.learning_rate = learning_rate;
+            }
+
+            fn step_whole(
+                &mut self,
+                grads: &GradStore,
+                scale: f64,
+                _: &mut dyn $crate::WholeMatrices,
+            ) -> candle_core::Result<()> {
+                self.step_scaled(grads, scale)
+            }
+        }
+    };
+}
+
+pub(crate) use steps_alone;
+
 /// Where a matrix of which ranks hold parts is whole: on one of them.
 pub trait WholeMatrices {
     /// Computes a function of whole matrices. `names` are this rank's variables, `part` returns for the index of one what it

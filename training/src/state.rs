@@ -11,6 +11,7 @@ use candle_core::{
 use candle_nn::VarMap;
 
 use crate::Result;
+use ops::kernels::lock;
 
 /// An optimizer whose state can be saved and loaded.
 ///
@@ -43,17 +44,16 @@ pub trait OptimizerState {
     ///
     /// # Errors
     /// candle's, if memory is exhausted.
-    fn state(&self) -> Result<Vec<(String, Tensor)>>;
+    fn state(&self) -> Result<Vec<(String, Tensor)>> {
+        self.state_later()?.into_iter().map(|(key, later)| Ok((key, later.copy()?))).collect()
+    }
 
     /// As [`state`](Self::state), but the copies are made later, on any thread: each has the state as of now, even if
     /// steps are taken in the meantime. A step before a copy is made copies the state itself.
     ///
     /// # Errors
     /// Errors of [`state`](Self::state).
-    fn state_later(&self) -> Result<Vec<(String, DeferredCopy)>> {
-        let now = self.state()?;
-        Ok(now.into_iter().map(|(key, tensor)| (key, DeferredCopy::done(tensor))).collect())
-    }
+    fn state_later(&self) -> Result<Vec<(String, DeferredCopy)>>;
 
     /// Replaces all state by this; parameters that are not in it start without state.
     ///
@@ -199,7 +199,7 @@ impl std::fmt::Debug for DeferredCopy {
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn named_vars(vars: &VarMap) -> Vec<(String, Var)> {
-    let data = vars.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let data = lock(vars.data());
     let mut named: Vec<_> = data.iter().map(|(name, var)| (name.clone(), var.clone())).collect();
     named.sort_by(|(a, _), (b, _)| a.cmp(b));
     named

@@ -123,10 +123,7 @@ impl<'a> RunLog<'a> {
         details: Option<&StepDetails>,
     ) -> Result<()> {
         if let (Some(metrics), false) = (&mut self.metrics, self.muted) {
-            match details {
-                Some(details) => metrics.step_with(self.run, epoch, batch, loss, details)?,
-                None => metrics.step(self.run, epoch, batch, loss)?,
-            }
+            metrics.step(self.run, epoch, batch, loss, details)?;
             if self.at_once {
                 metrics.flush()?;
             }
@@ -222,11 +219,7 @@ impl<'a> RunLog<'a> {
         details: Option<&StepDetails>,
     ) -> Result<()> {
         let Some(metrics) = &mut self.metrics else { return Ok(()) };
-        match details {
-            Some(details) => metrics.step_with(self.run, epoch, batch, loss, details)?,
-            None => metrics.step(self.run, epoch, batch, loss)?,
-        }
-        Ok(())
+        Ok(metrics.step(self.run, epoch, batch, loss, details)?)
     }
 
     /// Returns the seconds of training before the run was resumed from a checkpoint.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::Communicator;
-use crate::base::lock::lock;
+use crate::base::lock;
 
 /// Subgroups of a group and of its subgroups, as far as they are still in use.
 #[derive(Clone, Default)]

@@ -7,7 +7,6 @@ pub(crate) mod digest;
 pub(crate) mod error;
 pub(crate) mod fingerprint;
 pub(crate) mod last_message;
-pub(crate) mod lock;
 pub(crate) mod members;
 #[cfg(test)]
 pub(crate) mod network_model;
@@ -15,3 +14,5 @@ pub(crate) mod operation;
 pub(crate) mod stats;
 pub(crate) mod timespec;
 pub(crate) mod tree;
+
+pub(crate) use ops::kernels::lock;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::connect_error::ConnectError;
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::base::timespec::timespec;
 use crate::{Error, Result};
 

@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock};
 
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::connection::tls::Session;
 use crate::platform::socket::{NO_SIGNAL, without_signals};
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 
 use crate::Error;
-use crate::base::lock::lock;
+use crate::base::lock;
 
 /// Number of texts kept: more than the number of groups that fail for different causes before a program gives up.
 const MAX_TEXTS: usize = 8;

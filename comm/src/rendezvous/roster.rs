@@ -10,6 +10,7 @@ use rustix::event::PollFlags;
 use super::MeetingParams;
 use super::machine::BuildInfo;
 use super::message::{Entry, Failure, HELLO_LIMIT, Hello, LIMIT, MAX_HOST, ToLeader, ToMember};
+use crate::base::lock;
 use crate::base::members::Members;
 use crate::connection::acceptor::ConnectionHandler;
 use crate::connection::connect_error::{ConnectError, ConnectResult};
@@ -91,7 +92,7 @@ impl Roster {
     }
 
     fn state(&self) -> MutexGuard<'_, RosterState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Registers a rank over its control connection. It has until the meeting's deadline, like all ranks.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::message::with_margin;
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::base::tree;
 use crate::connection::acceptor::ConnectionHandler;
 use crate::connection::connect_error::{ConnectError, ConnectResult};

@@ -1,6 +1,6 @@
 //! A model in pipeline stages, optionally with copies, divided layers, and sharded optimizers.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use candle_core::backprop::GradStore;
 use candle_core::{Module, Tensor, Var, bail};
@@ -17,6 +17,7 @@ use super::micro_batches::{added, count_of, number, weighted, zero_loss};
 use super::trained::trained;
 use super::{Kind, Parallel, ParallelConfig};
 use crate::{Batch, Result};
+use training::internal::lock;
 
 /// Computes the output of the last unit from its input.
 type LastUnit = Box<dyn Fn(&Tensor) -> candle_core::Result<Tensor> + Send>;
@@ -82,7 +83,7 @@ impl Stages {
         let sums: Arc<Mutex<Sums>> = Arc::default();
         let (own, last) = (sums.clone(), passed_on.clone());
         let loss = move |x: &Tensor, targets: &Tensor| {
-            let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut own = lock(&own);
             let (model, (counted, targets)) = (last.model()?, own.counted(x, targets)?);
             let (count, weight) = count_of::<M>(&RowContext::current(), &targets)?;
             if count == 0 {
@@ -195,7 +196,7 @@ impl Stages {
     }
 
     fn sums(&self) -> std::sync::MutexGuard<'_, Sums> {
-        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.sums)
     }
 }
 
@@ -232,7 +233,7 @@ impl<M: Model> Units for WithoutLastUnit<M> {
 
 impl<M> Module for PassOn<M> {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        *self.to.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.model.clone());
+        *lock(&self.to.0) = Some(self.model.clone());
         Ok(x.clone())
     }
 }
@@ -243,7 +244,7 @@ impl<M> PassedOn<M> {
     /// # Errors
     /// No last unit was to run: the last stage is another rank's.
     pub(super) fn model(&self) -> candle_core::Result<Arc<M>> {
-        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*lock(&self.0) {
             Some(model) => Ok(model.clone()),
             None => bail!("the last unit is not in this process: it belongs to another stage"),
         }

@@ -216,11 +216,6 @@ impl RunOptimizer {
 }
 
 impl OptimizerState for RunOptimizer {
-    fn state(&self) -> training::Result<Vec<(String, Tensor)>> {
-        let state = self.state_later()?.into_iter();
-        Ok(state.map(|(key, copy)| Ok((key, copy.copy()?))).collect::<candle_core::Result<_>>()?)
-    }
-
     fn state_later(&self) -> training::Result<Vec<(String, DeferredCopy)>> {
         let mut state = self.optimizer.state_later()?;
         state.extend(self.far.as_ref().map_or(Ok(Vec::new()), FarAverage::state)?);

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 
 use comm::Communicator;
@@ -11,6 +11,7 @@ use training::{Checkpoint, Checkpoints};
 use crate::agreement::all_agree;
 use crate::{Error, Result};
 use strategy::checkpoint::{DeferredSnapshot, SpareTensors, reserve};
+use training::internal::lock;
 
 /// Writes checkpoints during training, at most one at a time, over its own group.
 pub(super) struct BackgroundSaver {
@@ -86,7 +87,7 @@ impl BackgroundSaver {
         let spares = self.spares.clone();
         let write = move || {
             let _span = tracing::info_span!("write checkpoint").entered();
-            let mut spares = spares.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut spares = lock(&spares);
             let snapshot = snapshot.copy_over(&mut spares);
             // A panic also drops this end, so `wait_for_copy` always returns.
             drop(copied);

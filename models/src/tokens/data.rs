@@ -100,7 +100,7 @@ pub struct DataConfig<'a> {
     pub pairs: bool,
     /// What is done with documents longer than a row, where documents are whole. Default: they are cut.
     pub too_long: TooLong,
-    /// Whether a last row that is not full is completed with targets that do not count ([`Rows::padded`]), for an
+    /// Whether a last row that is not full is completed with targets that do not count ([`RowsConfig::is_padded`](super::RowsConfig::is_padded)), for an
     /// evaluation. Default false: it is left out.
     pub is_padded: bool,
     /// Labels that documents are scored for: files of text then have them. Default none.

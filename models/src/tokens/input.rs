@@ -6,11 +6,12 @@ use std::io::{self, BufReader, ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use flate2::read::MultiGzDecoder;
 
 use crate::{Error, Result};
+use training::internal::lock;
 
 /// Name of standard input in place of a file.
 const STANDARD_INPUT: &str = "-";
@@ -110,7 +111,7 @@ impl fmt::Debug for Input {
 /// Copies standard input to an unnamed file once; returns that.
 fn standard_input() -> io::Result<File> {
     static SPOOL: Mutex<Option<File>> = Mutex::new(None);
-    let mut spool = SPOOL.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut spool = lock(&SPOOL);
     if spool.is_none() {
         let mut file = tempfile::tempfile()?;
         io::copy(&mut io::stdin().lock(), &mut file)?;

@@ -91,7 +91,8 @@ pub struct RowsConfig {
     pub pairs: bool,
     /// What is done with documents longer than a row, if the others are whole. Default: they are cut.
     pub too_long: TooLong,
-    /// Whether a last row that is not full is kept: see [`Rows::padded`]. Default false.
+    /// Whether each token of a file but the first is a target, as an evaluation wants: its last row may be shorter, and is completed
+    /// with inputs 0 whose targets do not count; two tokens suffice for a row. Default false.
     pub is_padded: bool,
     /// Labels that documents are scored for: files then have labels, their documents are whole, and no token is a target. Default:
     /// none.
@@ -137,27 +138,6 @@ impl Rows {
     /// or that is not finite and above 0; an epoch of 2^32 rows or more.
     pub fn new(files: Vec<(TokenFile, f64)>, len: usize) -> Result<Self> {
         Self::packed(files, &RowsConfig { packing: Some(Packing::Stream), ..RowsConfig::new(len) })
-    }
-
-    /// Creates rows in which each token of the files but the first is a target: the last row of a file may be shorter,
-    /// and is completed with inputs 0 whose targets do not count. For an evaluation.
-    ///
-    /// # Errors
-    /// Those of [`new`](Self::new), but two tokens suffice.
-    ///
-    /// ```
-    /// use models::tokens::{IGNORE_INDEX, Rows, TokenWriter};
-    ///
-    /// # let folder = tempfile::tempdir()?;
-    /// let mut writer = TokenWriter::create(&folder.path().join("t.tokens"), 9, None)?;
-    /// writer.push(&[1, 2, 3, 4, 5])?;
-    /// let row = Rows::padded(vec![(writer.finish()?, 1.0)], 3)?.get(1)?;
-    /// assert_eq!((row.tokens, row.targets), (vec![4, 0, 0], vec![5, IGNORE_INDEX, IGNORE_INDEX]));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn padded(files: Vec<(TokenFile, f64)>, len: usize) -> Result<Self> {
-        let packing = Some(Packing::Stream);
-        Self::packed(files, &RowsConfig { packing, is_padded: true, ..RowsConfig::new(len) })
     }
 
     /// Creates rows of documents, as the configuration says.

@@ -1,12 +1,13 @@
 //! Cross-entropy of logits and target classes: loss and gradient in one operation.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, bail};
 
 use super::cast::cast;
 use super::{width, working_dtype};
 use crate::dense::{dense, with_numbers};
+use crate::lock::lock;
 use crate::real::{Real, ln, max, sum};
 use crate::simd::vectorized;
 use crate::{Error, Result, SavedBytes, cuda, tape};
@@ -189,12 +190,12 @@ impl CrossEntropy {
         };
         let mut gradient = logits.to_vec();
         let loss = self.loss(logits, width, Some(&mut gradient));
-        *saved.lock().unwrap_or_else(PoisonError::into_inner) = Some(T::to_cpu_storage_owned(gradient));
+        *lock(saved) = Some(T::to_cpu_storage_owned(gradient));
         T::to_cpu_storage_owned(vec![loss])
     }
 
     fn backward<T: Real>(&self, logits: &Tensor, of_loss: T) -> candle_core::Result<Tensor> {
-        let saved = self.saved.as_ref().and_then(|s| s.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let saved = self.saved.as_ref().and_then(|saved| lock(saved).take());
         let classes = width(logits.dims());
         let mut gradient = match saved {
             Some(saved) => T::cpu_storage_data(saved)?,

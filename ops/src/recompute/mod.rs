@@ -4,7 +4,7 @@ mod current_node;
 mod gradients;
 mod running;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use candle_core::backend::BackendStorage;
 use candle_core::{
@@ -21,6 +21,7 @@ pub use gradients::backward;
 pub use running::{PartMember, drawn, kept_result, runs_in_part};
 pub(crate) use running::{keep_results, keeps_results, known_results};
 
+use crate::lock::lock;
 use running::Record;
 
 /// Runs `part` on `x` and keeps only `x` for backward, which runs `part` again. Losses and gradients are those of
@@ -172,7 +173,7 @@ struct Segment<F> {
 impl<F> Segment<F> {
     /// Calls `copy` with the part's result, then drops the result.
     fn take_output<T>(&self, copy: impl FnOnce(&Storage, &Layout) -> Result<T>) -> Result<(T, Shape)> {
-        let output = self.output.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let output = lock(&self.output).take();
         let Some(output) = output else { bail!("recompute: a result is given once") };
         // Metal converts no dtype to itself.
         let output = if output.device().is_metal() { output.force_contiguous()? } else { output };

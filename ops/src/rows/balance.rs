@@ -1,11 +1,12 @@
 //! Losses that keep the experts of a model equally loaded, and how many tokens each has had.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
 use super::routed::{Record, Routed, add};
+use crate::lock::lock;
 
 /// The loss that a [`Balance`] adds. In both, for each expert the share of the tokens that have chosen it is multiplied by its mean
 /// probability; the loss is the sum over experts, times their number. Both are least where all experts are used equally.
@@ -207,7 +208,7 @@ impl Balance {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.state)
     }
 
     fn wait<'a>(&self, state: &'a mut State) -> Result<&'a Known> {

@@ -9,6 +9,7 @@ use candle_core::{
     Result, Shape, Storage, Tensor, bail,
 };
 
+use crate::lock::lock;
 use crate::tape::{apply_op1, apply_op2, apply_op3};
 
 /// Makes `result` depend on `x`, as the operation `name`: backward through what this returns calls `backward`, and not the
@@ -88,7 +89,7 @@ impl<B> Computed<B> {
     }
 
     fn take<S: Stored>(&self) -> Result<(S, Shape)> {
-        let result = self.result.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let result = lock(&self.result).take();
         let Some(result) = result else { bail!("the result was taken before") };
         let taken = Taken(Mutex::new(None));
         result.inplace_op1(&taken)?;
@@ -135,7 +136,7 @@ impl Taken {
         // SAFETY: the tensor is dropped without being read.
         let nothing = unsafe { storage.device().alloc_uninit(&Shape::from(1), DType::U8)? };
         let taken = as_any(replace(storage, nothing));
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(taken);
+        *lock(&self.0) = Some(taken);
         Ok(())
     }
 }

@@ -1,9 +1,10 @@
 //! Table of applied operations by result: candle's graph does not give access to them.
 
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, Weak};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::lock::lock;
 use candle_core::{CustomOp1, CustomOp2, CustomOp3, Result, Tensor, TensorId};
 
 /// Operations by the id of their result, for as long as the result exists.
@@ -123,5 +124,5 @@ fn live(table: &Table, result: &Tensor) -> Option<LiveCall> {
 }
 
 fn table() -> MutexGuard<'static, Table> {
-    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&TABLE)
 }

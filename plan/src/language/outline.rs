@@ -1,6 +1,6 @@
 //! Units, parameters and linear layers of a rank's part of a model, found by building the model without allocating.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use candle_core::{DType, Device, Result as CandleResult, Shape, Tensor, bail};
 use candle_nn::var_builder::SimpleBackend;
@@ -15,6 +15,7 @@ use training::build::{
     Builder, Division, Layers, Linear, LinearConfig, UnitPlace, UnitSource, Vocabulary, VocabularyConfig,
     WholeLayers,
 };
+use training::internal::lock;
 
 /// Unit of a model, as held by the rank with the largest part of its layers, and of its experts.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -182,7 +183,7 @@ struct Recorder {
 
 impl Recorder {
     fn lock(&self) -> MutexGuard<'_, Vec<Unit>> {
-        self.units.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.units)
     }
 }
 

@@ -158,7 +158,7 @@ const MAX_DELAY: Duration = Duration::from_millis(250);
 ///
 /// let path = std::env::temp_dir().join(format!("metrics-{}.jsonl", std::process::id()));
 /// let mut metrics = MetricsWriter::create(&path)?;
-/// metrics.step(Some("ddp"), 0, 0, 4.67)?;
+/// metrics.step(Some("ddp"), 0, 0, 4.67, None)?;
 /// metrics.summary(&Summary { run: Some("ddp"), seconds: 0.5, world_size: 2, ..Summary::default() })?;
 /// let text = std::fs::read_to_string(&path)?;
 /// assert!(text.starts_with(r#"{"event":"step","run":"ddp","epoch":0,"batch":0,"loss":4.67}"#));
@@ -260,27 +260,19 @@ impl MetricsWriter {
         Ok(())
     }
 
-    /// Appends a step; `run` names the run within the experiment, if that has several.
+    /// Appends a step, with further details if there are any; `run` names the run within the experiment, if that has several.
     ///
     /// # Errors
     /// [`Error::Write`], for instance if the disk is full.
-    pub fn step(&mut self, run: Option<&str>, epoch: usize, batch: usize, loss: f32) -> Result<()> {
-        self.line(&Line::Step { run, epoch, batch, loss, details: None })
-    }
-
-    /// Appends a step with further details.
-    ///
-    /// # Errors
-    /// Those of [`step`](Self::step).
-    pub fn step_with(
+    pub fn step(
         &mut self,
         run: Option<&str>,
         epoch: usize,
         batch: usize,
         loss: f32,
-        details: &StepDetails,
+        details: Option<&StepDetails>,
     ) -> Result<()> {
-        self.line(&Line::Step { run, epoch, batch, loss, details: Some(details) })
+        self.line(&Line::Step { run, epoch, batch, loss, details })
     }
 
     /// Appends an evaluation of a run whose batches are counted over all epochs.

@@ -7,10 +7,10 @@ fn lines_are_those_of_the_contract() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.jsonl");
     let mut metrics = MetricsWriter::create(&path).unwrap();
-    metrics.step(None, 0, 1, 4.67).unwrap();
-    metrics.step(Some("single"), 3, 200, 0.1 + 0.2).unwrap();
+    metrics.step(None, 0, 1, 4.67, None).unwrap();
+    metrics.step(Some("single"), 3, 200, 0.1 + 0.2, None).unwrap();
     for loss in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        metrics.step(None, 0, 0, loss).unwrap();
+        metrics.step(None, 0, 0, loss, None).unwrap();
     }
     let evaluation = Evaluation { step: 7, loss: 1.5, sample: None, ..Evaluation::default() };
     metrics.evaluation(None, &evaluation).unwrap();
@@ -51,7 +51,7 @@ fn every_f32_comes_back_as_it_was() {
     let path = folder.path().join("m.jsonl");
     let losses = [0.1, f32::MIN_POSITIVE, f32::MAX, 1e-45, 16_777_217.0, -0.0, 3.402_823e38, 1.0 / 3.0];
     let mut metrics = MetricsWriter::create(&path).unwrap();
-    losses.iter().for_each(|&loss| metrics.step(None, 0, 0, loss).unwrap());
+    losses.iter().for_each(|&loss| metrics.step(None, 0, 0, loss, None).unwrap());
     drop(metrics);
     for (line, loss) in std::fs::read_to_string(&path).unwrap().lines().zip(losses) {
         let digits = line.split("\"loss\":").nth(1).unwrap().trim_end_matches('}');
@@ -77,7 +77,7 @@ fn a_run_that_goes_on_takes_its_later_steps_back() {
         std::fs::write(&path, format!("{before}{rest}")).unwrap();
         let mut metrics = MetricsWriter::append(&path).unwrap();
         metrics.cut(None, cut.0, cut.1).unwrap();
-        metrics.step(None, 7, 7, 1.0).unwrap();
+        metrics.step(None, 7, 7, 1.0, None).unwrap();
         drop(metrics);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), before.clone() + &step(7, 7), "{rest}");
     }
@@ -93,7 +93,7 @@ fn evaluations_stay_that_come_before_the_step_that_is_next() {
     let path = folder.path().join("m.jsonl");
     let mut metrics = MetricsWriter::create(&path).unwrap();
     for step in 0..4 {
-        metrics.step(None, 0, step, 1.0).unwrap();
+        metrics.step(None, 0, step, 1.0, None).unwrap();
         metrics
             .evaluation(
                 None,
@@ -125,7 +125,7 @@ fn lines_of_an_earlier_run_stay_until_this_one_has_ended_well() {
         std::fs::write(&path, "earlier\n").unwrap();
         let mut metrics = MetricsWriter::create(&path).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"", "whoever follows the file sees that a run begins");
-        (0..steps).for_each(|step| metrics.step(None, 0, step, 1.0).unwrap());
+        (0..steps).for_each(|step| metrics.step(None, 0, step, 1.0, None).unwrap());
         if finishes {
             metrics.finish();
         } else {

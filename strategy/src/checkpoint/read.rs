@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::Init;
@@ -16,6 +16,7 @@ use super::shard_index::{OptimizerEntry, Part, ShardIndex, TensorEntry, model_ke
 use super::source::PieceSource;
 use crate::region::{Overlap, Region};
 use crate::{Error, Piece, Result};
+use training::internal::lock;
 
 /// Largest gap between two runs, in elements, up to which both are read at once: reading the gap is faster than a
 /// second read.
@@ -299,7 +300,7 @@ impl RangeReader for SavedWeights {
         dtype: DType,
         ranges: &[Range<usize>],
     ) -> candle_core::Result<Tensor> {
-        let mut saved = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut saved = lock(&self.0);
         let read = |range: &Range<usize>| {
             let runs = Runs { start: range.start, len: range.len(), stride: range.len(), count: 1 };
             let region = Region { dims: shape.dims().to_vec(), runs, window: 0..range.len() };

@@ -7,12 +7,11 @@ use std::collections::HashMap;
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var, bail};
-use candle_nn::Optimizer;
 use ops::kernels;
 
 use crate::low_bits::{LOW_BITS, LowBits, is_narrow};
-use crate::optimizer::{StepOptimizer, WholeMatrices};
-use crate::slot::{Reader, Slot, check_scale, named_by_index, slots};
+use crate::optimizer::steps_alone;
+use crate::slot::{Reader, Slot, check_scale, slots};
 use crate::state::{Buffer, DeferredCopy, state_dtype};
 use crate::{Error, OptimizerState, Result};
 
@@ -298,47 +297,9 @@ impl Adam {
     }
 }
 
-impl Optimizer for Adam {
-    type Config = AdamConfig;
-
-    /// Takes the float variables of `vars`; the others cannot be trained and are ignored.
-    fn new(vars: Vec<Var>, config: AdamConfig) -> candle_core::Result<Self> {
-        Ok(Self::named(named_by_index(vars), config)?)
-    }
-
-    fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
-        self.step_scaled(grads, 1.)
-    }
-
-    fn learning_rate(&self) -> f64 {
-        self.config.learning_rate
-    }
-
-    fn set_learning_rate(&mut self, lr: f64) {
-        self.config.learning_rate = lr;
-    }
-}
-
-impl StepOptimizer for Adam {
-    fn set_learning_rate(&mut self, learning_rate: f64) {
-        Optimizer::set_learning_rate(self, learning_rate);
-    }
-
-    fn step_whole(
-        &mut self,
-        grads: &GradStore,
-        scale: f64,
-        _: &mut dyn WholeMatrices,
-    ) -> candle_core::Result<()> {
-        self.step_scaled(grads, scale)
-    }
-}
+steps_alone!(Adam, AdamConfig);
 
 impl OptimizerState for Adam {
-    fn state(&self) -> Result<Vec<(String, Tensor)>> {
-        self.state_later()?.into_iter().map(|(key, later)| Ok((key, later.copy()?))).collect()
-    }
-
     fn state_later(&self) -> Result<Vec<(String, DeferredCopy)>> {
         let mut entries = vec![];
         for Slot { name, var, low, state } in &self.slots {

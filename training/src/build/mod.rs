@@ -57,10 +57,11 @@ mod unit;
 mod whole;
 mod whole_rows;
 
+use ops::kernels::lock;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use candle_core::{Result, Tensor, bail};
 use candle_nn::VarBuilder;
@@ -131,7 +132,7 @@ impl Builder {
     /// # Errors
     /// A second unit of this name; errors of `build` and of the strategy; [`Recompute::Every`] of 0.
     pub fn unit<M>(&self, name: &str, build: impl FnOnce(&Part) -> Result<M>) -> Result<Unit<M>> {
-        if !self.names.lock().unwrap_or_else(PoisonError::into_inner).insert(name.into()) {
+        if !lock(&self.names).insert(name.into()) {
             bail!("two units are called {name}: give each a name and parameters of its own")
         }
         let again = self.recompute.mode_of_unit(self.built.fetch_add(1, Ordering::Relaxed))?;

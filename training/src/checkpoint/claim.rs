@@ -14,8 +14,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use super::{Checkpoints, io};
-use crate::lock::lock;
 use crate::{Error, Result};
+use ops::kernels::lock;
 
 /// Name of the locked file.
 const FILE: &str = "in-use";

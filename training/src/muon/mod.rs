@@ -284,10 +284,6 @@ impl Optimizer for Muon {
 }
 
 impl OptimizerState for Muon {
-    fn state(&self) -> Result<Vec<(String, Tensor)>> {
-        self.state_later()?.into_iter().map(|(key, later)| Ok((key, later.copy()?))).collect()
-    }
-
     fn state_later(&self) -> Result<Vec<(String, DeferredCopy)>> {
         let mut entries = vec![];
         for Slot { name, var, low, state } in &self.slots {

@@ -7,11 +7,10 @@ use std::collections::HashMap;
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
-use candle_nn::Optimizer;
 
 use crate::low_bits::{LOW_BITS, LowBits};
-use crate::optimizer::{StepOptimizer, WholeMatrices};
-use crate::slot::{Reader, Slot, check_scale, named_by_index, slots};
+use crate::optimizer::steps_alone;
+use crate::slot::{Reader, Slot, check_scale, slots};
 use crate::state::{Buffer, DeferredCopy, on_host, state_dtype};
 use crate::{Error, OptimizerState, Result};
 
@@ -88,8 +87,7 @@ impl SgdConfig {
 ///
 /// ```
 /// use candle_core::{Device, Var};
-/// use candle_nn::Optimizer;
-/// use training::{Sgd, SgdConfig};
+/// /// use training::{Sgd, SgdConfig};
 ///
 /// let weight = Var::new(&[1f32, 2.], &Device::Cpu)?;
 /// let config = SgdConfig { learning_rate: 0.1, momentum: 0.9, ..SgdConfig::default() };
@@ -141,8 +139,7 @@ impl Sgd {
     ///
     /// ```
     /// use candle_core::{Device, Var};
-    /// use candle_nn::Optimizer;
-    /// use training::{Sgd, SgdConfig};
+    ///     /// use training::{Sgd, SgdConfig};
     ///
     /// let weight = Var::new(&[1f32], &Device::Cpu)?;
     /// let mut sgd = Sgd::new(vec![weight.clone()], SgdConfig { learning_rate: 0.5, ..SgdConfig::default() })?;
@@ -185,47 +182,9 @@ pub(crate) fn step_plain(
     }
 }
 
-impl Optimizer for Sgd {
-    type Config = SgdConfig;
-
-    /// Takes the float variables of `vars`; the others cannot be trained and are ignored.
-    fn new(vars: Vec<Var>, config: SgdConfig) -> candle_core::Result<Self> {
-        Ok(Self::named(named_by_index(vars), config)?)
-    }
-
-    fn step(&mut self, grads: &GradStore) -> candle_core::Result<()> {
-        self.step_scaled(grads, 1.)
-    }
-
-    fn learning_rate(&self) -> f64 {
-        self.config.learning_rate
-    }
-
-    fn set_learning_rate(&mut self, lr: f64) {
-        self.config.learning_rate = lr;
-    }
-}
-
-impl StepOptimizer for Sgd {
-    fn set_learning_rate(&mut self, learning_rate: f64) {
-        Optimizer::set_learning_rate(self, learning_rate);
-    }
-
-    fn step_whole(
-        &mut self,
-        grads: &GradStore,
-        scale: f64,
-        _: &mut dyn WholeMatrices,
-    ) -> candle_core::Result<()> {
-        self.step_scaled(grads, scale)
-    }
-}
+steps_alone!(Sgd, SgdConfig);
 
 impl OptimizerState for Sgd {
-    fn state(&self) -> Result<Vec<(String, Tensor)>> {
-        self.state_later()?.into_iter().map(|(key, later)| Ok((key, later.copy()?))).collect()
-    }
-
     fn state_later(&self) -> Result<Vec<(String, DeferredCopy)>> {
         let mut entries = vec![];
         for Slot { name, var, low, state } in &self.slots {

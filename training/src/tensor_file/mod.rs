@@ -6,13 +6,14 @@ use std::collections::{HashMap, HashSet};
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use crate::file::{AtomicFile, TensorReader, write_tensors};
 use crate::file_error::{FileError, first_line};
 use crate::named_vars;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarMap;
+use ops::kernels::lock;
 use safetensors::tensor::{Dtype, TensorInfo};
 
 type Result<T> = std::result::Result<T, FileError>;
@@ -39,7 +40,7 @@ impl TensorFile {
     }
 
     fn reader(&self) -> MutexGuard<'_, TensorReader> {
-        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.reader)
     }
 
     /// Returns the file's path.

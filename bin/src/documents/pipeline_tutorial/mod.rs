@@ -7,8 +7,8 @@ mod options;
 mod utilization;
 
 use ops::cross_entropy;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
@@ -33,6 +33,7 @@ use crate::documents::shared::python::{Float, IntTensor};
 use crate::documents::shared::transformer::Transformer;
 use crate::documents::shared::transformer::module_tree;
 use crate::documents::shared::transformer::rows::{self, Batch, Row};
+use training::internal::lock;
 
 /// Number of steps of which the fastest is shown in a report.
 const TRIES: usize = 5;
@@ -261,7 +262,7 @@ impl PipelineTransformerOptions {
         let loss = |output: &Tensor, target: &Tensor| cross_entropy(output, target, None);
         let mut pipeline = Pipeline::new(stages.clone(), &modules, &builder, &example, loss, config)?;
         if let Some(given) = &setup.given {
-            let given = given.data().lock().unwrap_or_else(PoisonError::into_inner);
+            let given = lock(given.data());
             for (name, var) in [&pipeline.named_vars(), pipeline.buffers()].concat() {
                 given.get(&name).map_or(Ok(()), |weights| var.set(weights))?;
             }

@@ -9,7 +9,7 @@ use candle_core::{
     Storage, Tensor,
 };
 
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::engine::overlap::Span;
 use crate::{Communicator, Error, Result};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::base::cause::Cause;
 use crate::base::fingerprint::Fingerprint;
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::base::members::Members;
 use crate::failure::diagnosis::{Activity, Question, Status, choose_cause};
 use crate::failure::supervisor::Supervisor;

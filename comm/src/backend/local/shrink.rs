@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::base::members::Members;
 use crate::failure::diagnosis::Question;
 use crate::{Communicator, ElasticGroup, Error, Result, Topology};

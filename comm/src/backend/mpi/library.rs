@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use mpi::ffi;
 
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::{Error, Result};
 
 /// Set once this process has given up on something that MPI may still be doing: from then on it frees no communicators,

@@ -12,7 +12,7 @@ use candle_core::{CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, St
 use crate::backend::traffic;
 use crate::base::buffer::staging::Before;
 use crate::base::buffer::storage;
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::transport::carrier::{Carrier, PollBackoff};
 use crate::{Error, Operation, ReduceOp, Result, TcpConfig};
 

@@ -12,7 +12,7 @@ use candle_core::DType;
 use candle_core::cuda::cudarc::driver::CudaStream;
 use candle_core::cuda::cudarc::nccl::{result, sys};
 
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::{Error, ReduceOp, Result};
 
 use super::calls::NcclCall;

@@ -20,7 +20,7 @@ use std::time::Instant;
 use candle_core::{CudaDevice, Device, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::base::members::Members;
 use crate::rendezvous::{Meeting, meet};
 use crate::transport::carrier::PollBackoff;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::base::lock::lock;
+use crate::base::lock;
 
 /// The end of a communicator, under way or done.
 #[derive(Clone)]

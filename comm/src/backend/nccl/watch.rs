@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::failure::diagnosis::Question;
 use crate::failure::supervisor::Supervisor;
 use crate::{Error, Result};

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::backend::subgroups::Subgroups;
 use crate::base::last_message::GOODBYE;
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::base::members::Members;
 use crate::connection::poll_thread::Served;
 use crate::engine::queue::OperationQueue;

@@ -20,7 +20,7 @@ use super::connect_error::{ConnectError, ConnectResult};
 use super::handshake::{Admission, Credentials};
 use super::poll_thread::{PollThread, Polled, Served};
 use super::wire::{HandshakeStep, HandshakeStream};
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::{Error, Result};
 
 const STACK: usize = 256 * 1024;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::base::buffer::staging::Before;
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::engine::runner::Run;
 use crate::failure::peer_failures;
 use crate::failure::shutdown::ShutdownFlag;

@@ -11,7 +11,7 @@ use super::history::History;
 use super::message::{JoinAttempt, LIMIT, RankAddress, RegroupRequest, Reply};
 use super::{RegroupRecords, RegroupState};
 use crate::Transport;
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::connection::acceptor::ConnectionHandler;
 use crate::connection::connect_error::{ConnectError, ConnectResult};
 use crate::connection::handshake::{Admission, Credentials, HandshakeStatus, Purpose, Verdict};

@@ -59,7 +59,7 @@ use self::search::Search;
 use super::meeting_file::MeetingFile;
 use super::meeting_point::MeetingPoint;
 use super::{Meeting, MeetingParams, OwnInfo, check_secret, listen};
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::base::members::Members;
 use crate::connection::acceptor::{Acceptor, Limits};
 use crate::connection::handshake::Credentials;

@@ -1,7 +1,7 @@
 //! Rows of whole documents of a token file.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rayon::prelude::*;
 
@@ -9,6 +9,7 @@ use super::super::TokenFile;
 use super::TooLong;
 use super::fit::{Part, Window};
 use crate::Result;
+use training::internal::lock;
 
 /// Number of documents that are packed together.
 const WINDOW: u64 = 4096;
@@ -115,7 +116,7 @@ impl Whole {
     }
 
     fn window(&self, file: &TokenFile, window: usize) -> Result<Arc<Window>> {
-        let kept = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = || lock(&self.kept);
         let mut found = kept();
         if let Some(place) = found.iter().position(|(kept, _)| *kept == window) {
             let last = found.remove(place);

@@ -6,12 +6,13 @@
 
 use std::iter::zip;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Shape, Tensor, bail};
 
 use super::{AttentionCall, AttentionMask, NAME, Sizes};
 use crate::dense::with_numbers;
+use crate::lock::lock;
 use crate::product::Accumulator;
 use crate::real::{Real, ln};
 use crate::recompute::{copied, keep_results, known_results};
@@ -361,7 +362,7 @@ impl CustomOp3 for Divided {
         _: &CpuStorage,
         _: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        let result = self.result.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let result = lock(&self.result).take();
         let Some(result) = result else { bail!("{NAME}: the result was taken before") };
         copied(&result)
     }

@@ -1,11 +1,12 @@
 //! Products of each expert's rows with its own weight.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Result, Tensor};
 
 use super::order::Groups;
 use crate::defer::defer;
+use crate::lock::lock;
 use crate::tape::{explicit_op1, explicit_op2};
 use crate::{Precision, kept_result};
 
@@ -109,8 +110,4 @@ fn bundle(weights: &[Tensor]) -> Result<(Tensor, Gradients)> {
         });
     }
     Ok((token.map_or_else(zero, Ok)?, gradients))
-}
-
-fn lock(gradients: &Gradients) -> MutexGuard<'_, Vec<Option<Tensor>>> {
-    gradients.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,6 +1,6 @@
 //! Output layer and loss of a language model, without materializing the logits of all rows at once.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Tensor, bail};
 
@@ -10,6 +10,7 @@ use super::linear::column_sums;
 use super::working_dtype;
 use crate::blocks::{blocks, of_rows};
 use crate::dense::{dense, with_numbers};
+use crate::lock::lock;
 use crate::product::{Accumulator, Matrix, ProductConfig, multiply, multiply_into};
 use crate::real::{Real, ln, max, sum};
 use crate::simd::vectorized;
@@ -302,7 +303,7 @@ impl Loss {
         let (loss, gradients) = self.run([x?, weight?, bias?])?;
         if self.tracked.contains(&true) {
             let gradients = gradients.map(T::to_cpu_storage_owned);
-            *self.saved.lock().unwrap_or_else(PoisonError::into_inner) = Some(gradients);
+            *lock(&self.saved) = Some(gradients);
         }
         Ok(T::to_cpu_storage_owned(vec![loss]))
     }
@@ -312,7 +313,7 @@ impl Loss {
         tensors: [&Tensor; 3],
         of_loss: T,
     ) -> candle_core::Result<[Option<Tensor>; 3]> {
-        let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let saved = lock(&self.saved).take();
         let [x, weight, bias] = tensors;
         let gradients = match saved {
             Some([x, weight, bias]) => {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use candle_core::{DType, Device, Tensor};
 
@@ -10,6 +10,7 @@ use super::{Documents, RowContext};
 
 mod formulas;
 
+use crate::lock::lock;
 use crate::{Error, tape};
 use formulas::PairSums;
 pub use formulas::{PreferenceConfig, PreferenceLoss};
@@ -196,7 +197,7 @@ impl Preferences {
     }
 
     fn record(&self) -> MutexGuard<'_, Vec<PairResult>> {
-        self.results.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.results)
     }
 }
 

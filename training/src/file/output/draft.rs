@@ -1,17 +1,18 @@
 //! Temporary names of unfinished files.
 
+use ops::kernels::lock;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Unfinished files of this process.
 static DRAFTS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 fn drafts() -> MutexGuard<'static, BTreeSet<PathBuf>> {
-    DRAFTS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&DRAFTS)
 }
 
 /// Temporary name of an unfinished file; dropping it removes the file.

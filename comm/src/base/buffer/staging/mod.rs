@@ -18,7 +18,7 @@ use candle_core::cuda::CudaStorageSlice;
 use candle_core::cuda::cudarc::driver::{CudaEvent, CudaStream, DriverError};
 use candle_core::{CpuStorage, CudaDevice, CudaStorage, Device, InplaceOp1, Layout, Storage, Tensor};
 
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::{Error, Operation, Result};
 
 use self::pinned::Pinned;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::cuda::cudarc::driver::{CudaContext, result, sys};
 
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::{Error, Result};
 
 /// Blocks kept for reuse, at most [`MAX_IDLE`] for all devices: pinning memory takes milliseconds.

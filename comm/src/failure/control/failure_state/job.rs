@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::base::cause::Cause;
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::connection::connect_error::ConnectError;
 use crate::connection::poll_thread::PollThread;
 use crate::failure::control::failure_state::FailureState;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::TcpConfig;
 use crate::base::cause::{Cause, NO_ANSWER};
 use crate::base::last_message::{self, GOODBYE};
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::base::members::Members;
 use crate::failure::control::failure_state::job::Job;
 use crate::failure::diagnosis::{Activity, OtherGroupCall, Question, Status, choose_cause};

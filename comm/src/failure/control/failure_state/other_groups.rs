@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::FailureState;
 use crate::Error;
 use crate::base::cause::{Cause, NO_ANSWER};
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::base::members::Members;
 use crate::failure::diagnosis::{Activity, OtherGroupCall, Question};
 use crate::failure::supervisor::Supervisor;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::base::cause::Cause;
 use crate::base::fingerprint::Fingerprint;
 use crate::base::last_message;
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::base::members::Members;
 use crate::failure::diagnosis::Question;
 use crate::failure::supervisor::Supervisor;

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::fingerprint;
 use crate::base::last_message::GOODBYE;
-use crate::base::lock::lock;
+use crate::base::lock;
 use crate::connection::connect_error::{ConnectError, ConnectResult};
 use crate::connection::handshake::{ClientClaim, Credentials};
 use crate::connection::stream::Stream;

@@ -1,10 +1,11 @@
 //! Values of Python that minijinja has no type for.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use minijinja::Value;
 use minijinja::value::{Enumerator, Object, ObjectRepr};
+use training::internal::lock;
 
 /// What `safe` and `escape` give. Python escapes what is added to such a string, so adding to it is an error here.
 #[derive(Debug)]
@@ -49,7 +50,7 @@ impl Object for Generator {
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        let items = self.items.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let items = lock(&self.items).take();
         Enumerator::Iter(Box::new(items.unwrap_or_default().into_iter()))
     }
 

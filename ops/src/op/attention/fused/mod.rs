@@ -4,13 +4,14 @@
 mod block;
 mod heads;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Shape, Tensor, bail};
 
 use super::{AttentionCall, NAME};
 use crate::SavedBytes;
 use crate::dense::{dense, with_numbers};
+use crate::lock::lock;
 use crate::product::Accumulator;
 use crate::recompute::copied;
 
@@ -34,13 +35,9 @@ type Inputs<'a, T, const N: usize> = [&'a [T]; N];
 pub(super) struct LogSums(Arc<Mutex<Option<CpuStorage>>>);
 
 impl LogSums {
-    fn lock(&self) -> MutexGuard<'_, Option<CpuStorage>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Copies them to a tensor.
     pub(super) fn to_tensor(&self) -> candle_core::Result<Tensor> {
-        match &*self.lock() {
+        match &*lock(&self.0) {
             Some(CpuStorage::F32(sums)) => Tensor::new(&sums[..], &Device::Cpu),
             Some(CpuStorage::F64(sums)) => Tensor::new(&sums[..], &Device::Cpu),
             _ => bail!("{NAME}: backward before forward"),
@@ -66,18 +63,18 @@ impl Fused {
         if let Some([mixed, sums]) = self.known.as_deref()
             && mixed.shape() == parts[0].1.shape()
         {
-            *self.log_sums.lock() = Some(copied(sums)?.0);
+            *lock(&self.log_sums.0) = Some(copied(sums)?.0);
             return Ok(copied(mixed)?.0);
         }
         let [q, k, v] = parts.map(|(storage, layout)| dense::<T>(storage, layout));
         let (mixed, log_sums) = self.call.forward([q?, k?, v?])?;
         let log_sums = self.tracked.then(|| T::to_cpu_storage_owned(log_sums));
-        *self.log_sums.lock() = log_sums;
+        *lock(&self.log_sums.0) = log_sums;
         Ok(T::to_cpu_storage_owned(mixed))
     }
 
     fn gradients<T: Accumulator>(&self, tensors: [&Tensor; 5]) -> candle_core::Result<[Option<Tensor>; 3]> {
-        let saved = self.log_sums.lock();
+        let saved = lock(&self.log_sums.0);
         let Some(log_sums) = &*saved else { bail!("{NAME}: backward before forward") };
         let log_sums = T::cpu_storage_as_slice(log_sums)?;
         let found = self.call.gradients(tensors, log_sums)?;
