@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// The size of each axis of the device mesh. Their product is the number of ranks; an axis that is not used has size 1.
 ///
-/// Ranks along `tp` are neighbours, then those along `shard`: the axes with most communication are closest together.
+/// Ranks along `tp` are neighbours, then those along `ep`, `cp` and `shard`: the axes with most communication are closest together.
 ///
 /// ```
 /// use girandole::Layout;

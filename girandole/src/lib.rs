@@ -3,8 +3,8 @@
 //! To read the code, begin with one training step from top to bottom: `src/trainer/step.rs` ([below](#reading-it)).
 //!
 //! A model is written once, as a chain of units ([`training::build`]), and a [`Layout`] determines how it is
-//! distributed over ranks: copies (`dp`), shards (`shard`, FSDP), divided layers (`tp`), pipeline stages (`pp`), in any
-//! combination. [`Parallel`] is the model in its layout.
+//! distributed over ranks: copies (`dp`), shards (`shard`, FSDP), divided layers (`tp`), pipeline stages (`pp`), rows divided by
+//! position (`cp`), divided experts (`ep`) and groups that average rarely (`far`), in any combination. [`Parallel`] is the model in its layout.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -8,7 +8,7 @@ use crate::sources::code;
 use crate::texts::{first_text, rust_files};
 
 /// Source folders of all crates.
-pub(crate) const SOURCES: [&str; 16] = [
+pub(crate) const SOURCES: [&str; 18] = [
     "sampler/src",
     "comm/src",
     "launch/src",
@@ -18,6 +18,8 @@ pub(crate) const SOURCES: [&str; 16] = [
     "ddp/src",
     "fsdp/src",
     "tensor-parallel/src",
+    "context-parallel/src",
+    "expert-parallel/src",
     "pipeline/src",
     "models/src",
     "plan/src",

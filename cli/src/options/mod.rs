@@ -208,7 +208,7 @@ pub struct CommonOptions {
     /// Seed of data and initial weights
     #[arg(long, value_name = "N", default_value = "42", value_parser = seed)]
     pub seed: u64,
-    /// Matrix products of f32 on the CPU
+    /// Matrix products of f32
     #[arg(long, value_enum, default_value = "f32")]
     pub precision: PrecisionOption,
     /// Initial weights under PyTorch's names, in place of random ones

@@ -141,8 +141,8 @@ impl<M: Model> Trainer<'_, M> {
 }
 
 impl<M: Model> Parallel<M> {
-    /// Computes one step on this rank's rows: forward, backward, and all communication. Ranks that differ only in `pp`
-    /// or `tp` get the same rows; ranks along `dp` and `shard` get different rows, the same number each.
+    /// Computes one step on this rank's rows: forward, backward, and all communication. Ranks that differ only in `pp`, `cp`
+    /// or `tp` get the same rows; ranks along `dp`, `shard` and `ep` get different rows, the same number each.
     ///
     /// The random numbers of rows, such as dropout's, depend on their index in the batch. Rows are assigned to ranks in
     /// turn: of two ranks the first has rows 0, 2, 4 and so on.
@@ -168,7 +168,7 @@ impl<M: Model> Parallel<M> {
     }
 
     /// Like [`step`](Self::step), with rows that may be packed: attention keeps their documents apart and positions begin anew in
-    /// each, so that the loss is that of the documents alone. Ranks that differ only in `pp` or `tp` get the same documents.
+    /// each, so that the loss is that of the documents alone. Ranks that differ only in `pp`, `cp` or `tp` get the same documents.
     ///
     /// # Errors
     /// Those of [`step`](Self::step); documents of other rows; a model in which no attention asks for the documents

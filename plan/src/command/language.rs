@@ -55,12 +55,12 @@ pub fn recompute(text: &str) -> std::result::Result<Recompute, String> {
     }
 }
 
-/// Options of `plan --model`, those of `pretrain` and `finetune`.
+/// Options of `plan --model`, those of `pretrain`, `finetune` and `prefer`.
 #[derive(Debug, Clone, Args)]
 pub struct LanguagePlanOptions {
     /// Folder, config.json or GGUF file of a model
     ///
-    /// In place of MODEL: a Llama, Mistral, Qwen2.5, Qwen3 or GPT-2.
+    /// In place of MODEL: a Llama, Mistral, Mixtral, Qwen2.5, Qwen3, their models with experts, DeepSeek V3 or GPT-2.
     #[arg(
         id = "folder",
         long = "model",

@@ -189,7 +189,7 @@ pub struct TrainOptions {
     /// Type of parameters
     #[arg(long, value_name = "TYPE", value_enum, default_value = "f32", help_heading = "Training")]
     pub(super) parameters: ParametersDtype,
-    /// Matrix products of f32 on the CPU
+    /// Matrix products of f32
     #[arg(long, value_enum, default_value = "f32", help_heading = "Training")]
     pub(super) precision: PrecisionOption,
     /// Check of gradients at step 1

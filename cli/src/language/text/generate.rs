@@ -34,7 +34,7 @@ more positions.
 
 With --chat the prompt is a user's message; with --messages there are several messages. The folder's
 chat template formats them, and only the model's answer is printed. A model that is too large for one
-rank is divided over several by --mesh with tp or shard, and a long prompt by --mesh with cp.
+rank is divided over several by --mesh with tp, shard or ep, and a long prompt by --mesh with cp.
 
   girandole generate --model model --prompt \"The \" --temperature 0.8")]
 pub struct GenerateOptions {
