@@ -15,7 +15,6 @@ use crate::{Result, TcpConfig};
 #[cfg(feature = "cuda")]
 pub use crate::backend::cuda_library::CudaLibrary;
 pub use crate::base::fingerprint::digest;
-pub use ops::kernels::lock;
 pub use crate::config::address::without_brackets;
 pub use crate::config::launcher_interface::{
     ELASTIC_MIN, LISTENER, LISTENER_STDIN, MASTER_PORT, MET_PREFIX, SPAWNER_PID, elastic_min,
@@ -26,6 +25,7 @@ pub use crate::failure::peer_failures::is_peer_failure_text;
 pub use crate::rendezvous::death_announcement::Announcement;
 pub use crate::rendezvous::meeting_point::HOST as MEETING_HOST;
 pub use crate::rendezvous::preflight::check_for_ranks;
+pub use ops::kernels::lock;
 
 /// Error of a receive or send on a connection between launchers.
 #[derive(Debug)]

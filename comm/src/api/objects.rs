@@ -6,6 +6,8 @@ use serde::de::DeserializeOwned;
 
 use crate::{Communicator, Error, Operation, Result};
 
+/// No value has more bytes: memory for a length that a rank has told is only reserved below it.
+const MOST_BYTES: usize = 1 << 32;
 /// Sent in place of the length of a value that cannot be encoded.
 const NOT_ENCODED: i64 = -1;
 
@@ -87,11 +89,11 @@ pub fn broadcast_object<T: Serialize + DeserializeOwned>(
     root: usize,
 ) -> Result<T> {
     let operation = "broadcast_object";
-    let bytes = if comm.rank() == root { to_bytes(value) } else { Ok(Vec::new()) };
+    let bytes = if comm.rank() == root { own_bytes(value) } else { Ok(Vec::new()) };
     let len = Tensor::new(&[length_or_error(&bytes)], &Device::Cpu)?;
     comm.run(Operation::Broadcast { tensor: len.clone(), root })?;
     let (bytes, len) = match (bytes, usize::try_from(len.to_vec1::<i64>()?[0])) {
-        (Ok(bytes), Ok(len)) => (bytes, len),
+        (Ok(bytes), Ok(len)) => (bytes, bounded(comm, operation, root, len)?),
         (bytes, _) => {
             // A text can always be encoded.
             let reason = broadcast_object(comm, &bytes.err().unwrap_or_default(), root)?;
@@ -113,13 +115,17 @@ fn encode<T: Serialize>(
     value: &T,
     operation: &'static str,
 ) -> Result<(Tensor, Vec<usize>)> {
-    let bytes = to_bytes(value);
+    let bytes = own_bytes(value);
     let lengths = Tensor::zeros(comm.world_size(), DType::I64, &Device::Cpu)?;
     let own = Tensor::new(&[length_or_error(&bytes)], &Device::Cpu)?;
     comm.run(Operation::AllGather { output: lengths.clone(), input: own, counts: None })?;
     let lengths = lengths.to_vec1::<i64>()?.into_iter().map(|len| usize::try_from(len).ok());
     match (bytes, lengths.collect()) {
         (Ok(bytes), Some(lengths)) => {
+            let lengths: Vec<usize> = lengths;
+            for (rank, len) in lengths.iter().enumerate() {
+                bounded(comm, operation, rank, *len)?;
+            }
             let len = bytes.len();
             Ok((Tensor::from_vec(bytes, len, &Device::Cpu)?, lengths))
         }
@@ -131,6 +137,24 @@ fn encode<T: Serialize>(
             Err(refused(comm, operation, rank, &reason))
         }
     }
+}
+
+/// Encodes a value of this rank, if it is not too long.
+fn own_bytes<T: Serialize>(value: &T) -> std::result::Result<Vec<u8>, String> {
+    let bytes = to_bytes(value)?;
+    match bytes.len() {
+        len if len > MOST_BYTES => Err(format!("{len} bytes, at most {MOST_BYTES} are sent: send tensors")),
+        _ => Ok(bytes),
+    }
+}
+
+/// Returns the length that a rank has told, unless it can be none: then that rank has called another operation.
+fn bounded(comm: &dyn Communicator, operation: &'static str, rank: usize, len: usize) -> Result<usize> {
+    if len <= MOST_BYTES {
+        return Ok(len);
+    }
+    let got = format!("a value of {len} bytes of rank {}", comm.world_ranks()[rank]);
+    Err(Error::invalid(operation, got, "call the same operation on every rank"))
 }
 
 /// Returns the number to send for a value: its length in bytes, or [`NOT_ENCODED`].
@@ -265,6 +289,30 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    /// An exchange of lengths looks like one of numbers.
+    #[test]
+    fn a_number_that_is_no_length_is_an_error() {
+        for operation in ["all_gather_object", "broadcast_object"] {
+            let said = Local::run(2, |comm| {
+                let number = Tensor::new(&[i64::MAX], &Device::Cpu)?;
+                if comm.rank() == 0 && operation == "broadcast_object" {
+                    comm.run(Operation::Broadcast { tensor: number, root: 0 })?;
+                } else if comm.rank() == 0 {
+                    let output = Tensor::zeros(2, DType::I64, &Device::Cpu)?;
+                    comm.run(Operation::AllGather { output, input: number, counts: None })?;
+                } else if operation == "broadcast_object" {
+                    return Ok(broadcast_object(comm, &0u8, 0).unwrap_err().to_string());
+                } else {
+                    return Ok(all_gather_object(comm, &0u8).unwrap_err().to_string());
+                }
+                Ok(String::new())
+            });
+            let said = said.unwrap().remove(1);
+            let expected = format!("{operation}: got a value of {} bytes of rank 0; call the same", i64::MAX);
+            assert!(said.starts_with(&expected), "{said}");
         }
     }
 

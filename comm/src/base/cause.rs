@@ -143,6 +143,17 @@ impl Cause {
         }
     }
 
+    /// Returns the rank that others have blamed although it has not ended: one that stands still, or cannot be understood or reached.
+    pub(crate) fn blamed(&self) -> Option<usize> {
+        match self {
+            Cause::Stalled { rank, .. }
+            | Cause::Protocol { rank, .. }
+            | Cause::Unreachable { rank, .. }
+            | Cause::Link { to: rank, .. } => Some(*rank),
+            _ => None,
+        }
+    }
+
     /// Returns the cause with ranks mapped by `number`. `None` if a rank has no number, or if the cause makes no sense
     /// in another group.
     pub(crate) fn renumbered(&self, number: impl Fn(usize) -> Option<usize>) -> Option<Cause> {

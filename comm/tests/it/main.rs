@@ -2,5 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod autograd;
+mod elastic;
 mod mesh;
 mod thousand;

@@ -296,25 +296,25 @@ impl<M: Model> Trainer<'_, M> {
         let checkpoint = extra.at(self.batches.epoch(), self.done.step as u64, sampler, tensors)?;
         // In an elastic run, the last average has waited for them.
         let others = self.model.far().filter(|_| !self.has_elastic_groups()).cloned();
-        let (step, folder) = match &mut self.checkpoints.writer {
+        match &mut self.checkpoints.writer {
             Writer::InBackground(saver) => {
                 // Before another copy is made, so that there is only one in memory.
-                let folder = saver.wait()?;
+                if let Some(folder) = saver.wait()? {
+                    self.checkpoints.written = self.checkpoints.begun;
+                    observer.saved(self.checkpoints.begun, &folder)?;
+                }
                 others.as_ref().map_or(Ok(()), FarGroups::wait_for_all)?;
                 let snapshot = self.model.snapshot_later(Some(&self.optimizer));
                 let snapshot = all_agree(&**self.model.mesh().world(), snapshot)?;
                 // The optimizer's next step waits until the copy is made; forward and backward do not.
-                saver.begin(snapshot, checkpoint)?;
-                (self.checkpoints.begun, folder)
+                saver.begin(snapshot, checkpoint)
             }
             Writer::BetweenSteps | Writer::Abandoned { .. } => {
                 others.as_ref().map_or(Ok(()), FarGroups::wait_for_all)?;
                 let folder = self.model.save_checkpoint(checkpoints, Some(&self.optimizer), &checkpoint)?;
-                (self.done.step, Some(folder))
+                self.checkpoints.written = self.done.step;
+                observer.saved(self.done.step, &folder)
             }
-        };
-        let Some(folder) = folder else { return Ok(()) };
-        self.checkpoints.written = step;
-        observer.saved(step, &folder)
+        }
     }
 }

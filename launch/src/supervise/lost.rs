@@ -83,10 +83,14 @@ impl Supervisor<'_> {
         // On several nodes the coordinator knows whether the ranks have formed a group: a rank of another node may have
         // reported it.
         let may = (self.has_group || self.config.nodes > 1) && self.is_at_work() && self.signal.is_none();
-        if end.status.success() || end.is_checkpointed() || end.asked_to_end || !may {
+        if end.status.success() || end.asked_to_end || !may {
             return false;
         }
         if self.config.nodes > 1 {
+            // A rank that stops with a checkpoint ends the job there.
+            if end.is_checkpointed() {
+                return false;
+            }
             // The remaining ranks of all nodes together have to be enough, which the coordinator checks.
             self.tell_of_loss(end);
             if !self.has_group {
@@ -98,7 +102,8 @@ impl Supervisor<'_> {
         let pid = self.workers.list[self.local_rank(rank)].pid;
         let left = self.workers.at_work() + self.ended_well();
         // Replacements count, the next one too, but without the others there is no group that they could join.
-        let next = self.next_replacement();
+        // One that was asked by itself to leave is not replaced.
+        let next = if end.is_checkpointed() { 0 } else { self.next_replacement() };
         if left == 0 || left + self.workers.joining() + next < elastic.min || self.was_last_at_work(end) {
             return false;
         }
@@ -110,6 +115,9 @@ impl Supervisor<'_> {
         self.lost.push(end);
         let go_on = if left == 1 { "the other goes on" } else { "the others go on" };
         match replaced {
+            _ if end.is_checkpointed() => {
+                tracing::warn!("rank {rank} (pid {pid}) has left with a checkpoint; {go_on}, {left} in all")
+            }
             Some(new) => {
                 tracing::warn!("rank {rank} (pid {pid}) {status}; {go_on}, and rank {new} takes its place")
             }

@@ -80,14 +80,10 @@ impl Tcp {
             Some(cause @ (Cause::Mismatch { .. } | Cause::Failed { .. } | Cause::Hung)) => {
                 return Err(failure_state.error(&cause, what.into()));
             }
-            Some(
-                Cause::Stalled { rank, .. }
-                | Cause::Protocol { rank, .. }
-                | Cause::Unreachable { rank, .. }
-                | Cause::Link { to: rank, .. },
-            ) => Some(self.members.world_rank(rank)),
-            Some(Cause::Died { .. } | Cause::Left { .. } | Cause::Program { .. } | Cause::InJob { .. })
-            | None => None,
+            Some(Cause::Died { .. } | Cause::Left { .. } | Cause::Program { .. }) => None,
+            // Those that wait for a rank in a group made from this one blame it there.
+            None | Some(Cause::InJob { .. }) => self.failure_state.blamed_in_job(),
+            Some(cause) => cause.blamed().map(|rank| self.members.world_rank(rank)),
         };
         let own = self.members.world_rank(self.rank);
         if blamed == Some(own) {

@@ -255,9 +255,15 @@ impl RegroupState {
     fn set_group(&self, history: History, contacts: &[RankAddress]) -> Result<()> {
         let mut state = self.state();
         let is_first = contacts.first().is_some_and(|first| first.number == self.own);
+        let has_met = state.history.is_known();
         // A rank that was first in its group stays first, and keeps its file.
         if let (Some(path), true, None) = (&self.file, is_first, &state.file) {
-            state.file = Some(MeetingFile::write(path, self.address, self.nonce)?);
+            match MeetingFile::write(path, self.address, self.nonce) {
+                Ok(file) => state.file = Some(file),
+                Err(error) if !has_met => return Err(error),
+                // Only new ranks need it, and the next group tries again.
+                Err(error) => tracing::warn!("no rank can join this group: {error}"),
+            }
         }
         state.history = history;
         state.add_addresses(contacts);

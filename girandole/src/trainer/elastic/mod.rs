@@ -338,13 +338,12 @@ impl<M: Model> Trainer<'_, M> {
                 (*self.model, self.optimizer) = (model, optimizer);
             }
         }
+        // What this rank has now is what it tells next, also if another one is lost before the group is set up.
         self.batches.resume(&holders.progress.order)?;
-        if !rebuilds {
-            self.model.regroup(world)?;
-        }
         self.job.rebuilds = holders.progress.rebuilds + usize::from(rebuilds);
         self.job.set_loaded();
-        self.go_on_from(holders.progress, observer)
+        self.go_on_from(holders.progress, observer)?;
+        if rebuilds { Ok(()) } else { self.model.regroup(world) }
     }
 
     /// This rank is where another one of the same state is.

@@ -50,6 +50,11 @@ impl FailureState {
         Some(self.to_own_ranks(self.job.reason_to_leave()?))
     }
 
+    /// Returns the number in the job of the rank that was blamed in one of the job's groups, if that was its first failure.
+    pub(crate) fn blamed_in_job(&self) -> Option<usize> {
+        self.job.failure()?.blamed()
+    }
+
     /// Converts a cause with ranks of the whole job to ranks of this group. If it concerns no rank of this group, it is
     /// wrapped in [`Cause::InJob`].
     fn to_own_ranks(&self, cause: Cause) -> Cause {
