@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use comm::autograd;
-use ops::tape::explicit_op1;
+use ops::tape::{explicit_op1, explicit_op2};
 use ops::{LinearCrossEntropyConfig, embedding, wide_dtype};
 use training::build::{
     Builder, Division as Wanted, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig, WholeLayers,
@@ -242,7 +242,11 @@ impl Vocabulary for Table {
         let (rows, targets) = counted(targets, Some(ignored))?;
         if targets.elem_count() == 0 {
             let none = Tensor::zeros(dims, wide_dtype(x.dtype()), x.device())?;
-            return explicit_op1("log_probs", [x], none, |[x], _| Ok([Some(x.zeros_like()?.detach())]));
+            // Also of the weight, which others of its unit may wait for.
+            return explicit_op2("log_probs", [x, &self.weight], none, |of, _| {
+                let [x, weight] = of.map(|tensor| tensor.zeros_like().map(|zero| Some(zero.detach())));
+                Ok([x?, weight?])
+            });
         }
         let (x, context) = self.selected(x, rows.as_ref())?;
         let found = vocab_parallel_log_probs(&self.own_logits(&x, &context)?, &targets, &context)?;

@@ -30,7 +30,7 @@ impl Reducer {
     /// In the first pass, after all buckets are averaged: averages the gradients that were late on any rank, and adds them.
     pub(super) fn average_late(&self) -> Result<()> {
         let state = &mut *lock(&self.state);
-        if state.rebuilt || state.buckets.plan.buckets.len() < 2 {
+        if state.rebuilt || self.has_one_bucket(state) {
             return Ok(());
         }
         self.groups().try_for_each(|(comm, indices)| self.average_late_of(state, &**comm, &indices))

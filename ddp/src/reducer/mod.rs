@@ -124,6 +124,11 @@ impl Reducer {
         groups.fold(Stats::default(), |sum, stats| sum + stats)
     }
 
+    /// Whether there is one bucket at most, on all ranks: of several groups, other ranks may have parameters of more.
+    fn has_one_bucket(&self, state: &State) -> bool {
+        self.averaged_over.groups().count() == 1 && state.buckets.plan.buckets.len() < 2
+    }
+
     /// The parameters of each group.
     fn groups(&self) -> impl Iterator<Item = (&Arc<dyn Communicator>, Vec<usize>)> {
         self.averaged_over.groups().enumerate().map(move |(group, comm)| {

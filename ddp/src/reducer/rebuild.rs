@@ -56,7 +56,7 @@ impl Reducer {
     /// After the first step: refills the buckets in the order in which gradients arrived on the first rank of each group.
     fn reorder(&self, state: &mut State) -> Result<()> {
         let (bytes, first_bytes) = (self.config.bucket_bytes, self.config.first_bytes());
-        if state.buckets.plan.buckets.len() < 2 && !self.config.tune_bucket_bytes {
+        if self.has_one_bucket(state) && !self.config.tune_bucket_bytes {
             return Ok(());
         }
         let mut order = bucket_plan::complete(state.buckets.arrived.iter().copied(), self.items.len());

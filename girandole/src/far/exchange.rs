@@ -22,11 +22,7 @@ pub(super) fn sum_over_groups(
     let whole = own.pad_with_zeros(0, 0, part * copies.world_size() - len)?;
     let begin = part * copies.rank();
     let (sum, error) = match precision.bits() {
-        None => {
-            let sum = whole.narrow(0, begin, part)?.copy()?;
-            groups.across.run(Operation::AllReduce { tensor: sum.clone(), op: ReduceOp::Sum })?;
-            (sum, None)
-        }
+        None => (sum_in_order(&*groups.across, &whole.narrow(0, begin, part)?)?, None),
         Some(bits) => {
             let sent = Quantized::new(&whole, bits)?;
             let error = (own - sent.values()?.narrow(0, 0, len)?)?;
@@ -40,4 +36,31 @@ pub(super) fn sum_over_groups(
     let all = whole.zeros_like()?;
     copies.run(Operation::AllGather { output: all.clone(), input: sum, counts: None })?;
     Ok((all.narrow(0, 0, len)?, error))
+}
+
+/// Returns the sum of all ranks' tensors, each element added in the order of the ranks, wherever in the tensor it is: what some
+/// ranks of a group hold twice, perhaps beside other parameters, stays the same to the bit. As many bytes as by a ring.
+fn sum_in_order(across: &dyn Communicator, own: &Tensor) -> Result<Tensor> {
+    let (ranks, len) = (across.world_size(), own.elem_count());
+    // Two numbers have one sum.
+    if ranks <= 2 {
+        let sum = own.copy()?;
+        across.run(Operation::AllReduce { tensor: sum.clone(), op: ReduceOp::Sum })?;
+        return Ok(sum);
+    }
+    let part = len.div_ceil(ranks);
+    let input = own.pad_with_zeros(0, 0, part * ranks - len)?.contiguous()?;
+    let output = input.zeros_like()?;
+    across.run(Operation::AllToAll {
+        output: output.clone(),
+        input,
+        output_counts: None,
+        input_counts: None,
+    })?;
+    let mut sum = output.narrow(0, 0, part)?;
+    for rank in 1..ranks {
+        sum = (sum + output.narrow(0, rank * part, part)?)?;
+    }
+    across.run(Operation::AllGather { output: output.clone(), input: sum, counts: None })?;
+    Ok(output.narrow(0, 0, len)?)
 }

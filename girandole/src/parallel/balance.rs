@@ -126,8 +126,8 @@ impl<M: Model> Parallel<M> {
         Ok(())
     }
 
-    /// Makes the balance of a micro-batch of a batch with so many rows on this rank.
-    pub(super) fn balance_of(&self, rows: usize) -> Option<Balance> {
+    /// Makes the balance of a micro-batch of a batch with so many rows on all ranks.
+    pub(super) fn balance_of(&self, rows: f64) -> Option<Balance> {
         let ExpertBalance { loss, coefficient, experts, .. } = self.config.balance?;
         let group = |comm: &Arc<dyn Communicator>| -> Option<Arc<dyn RankSum>> {
             (comm.world_size() > 1).then(|| Arc::new(Group(comm.clone())) as Arc<dyn RankSum>)
@@ -135,9 +135,8 @@ impl<M: Model> Parallel<M> {
         let (weight, ranks) = match loss {
             None => (0.0, None),
             Some(BalanceLoss::Row) => {
-                let rows = rows * self.axes.data.world_size();
                 let ranks = self.axes.context.as_ref().and_then(|context| group(context.comm()));
-                (coefficient / rows as f64, ranks)
+                (coefficient / rows, ranks)
             }
             Some(BalanceLoss::Batch) => {
                 let ranks = self.axes.undivided.as_ref().and_then(group);

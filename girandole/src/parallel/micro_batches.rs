@@ -113,17 +113,22 @@ impl<M: Model> Parallel<M> {
             Ok(Prepared { batch, parts, counted, total: 0, loss_factor: 0.0 })
         });
         let own = match &prepared {
-            Ok(prepared) => counts_of(&prepared.parts),
+            Ok(prepared) => {
+                let [targets, cross_entropies] = counts_of(&prepared.parts);
+                // Ranks that divide rows by position have the same ones.
+                let ranks = self.axes.context.as_ref().map_or(1, |context| context.comm().world_size());
+                [targets, cross_entropies, prepared.batch.input.dim(0)? as f64 / ranks as f64]
+            }
             // Signals the failure to the other ranks.
-            Err(_) => [f64::NAN; 2],
+            Err(_) => [f64::NAN; 3],
         };
         let averaged = &*self.axes.averaged;
-        let [total, cross_entropies] = sums(averaged, own)?;
+        let [total, cross_entropies, rows] = sums(averaged, own)?;
         if total.is_nan() {
             return all_agree(averaged, prepared);
         }
         // Shares of several ranks may be rounded.
-        let [total, cross_entropies] = [total, cross_entropies].map(f64::round);
+        let [total, cross_entropies, rows] = [total, cross_entropies, rows].map(f64::round);
         if total == 0.0 {
             return Err(Error::NoTargets);
         }
@@ -131,6 +136,7 @@ impl<M: Model> Parallel<M> {
         for part in &mut prepared.parts {
             let weight = (cross_entropies > 0.0).then(|| total / cross_entropies);
             part.rows.preferences = part.rows.preferences.take().map(|pairs| pairs.renewed(weight));
+            part.rows.balance = self.balance_of(rows);
         }
         self.take_example(&prepared.batch.input)?;
         Ok(Prepared { total: total as usize, loss_factor, ..prepared })
@@ -200,7 +206,7 @@ impl<M: Model> Parallel<M> {
             // Indices in the batch, whose rows are assigned to the ranks in turn.
             let places = (begin..whole).map(|row| row * ranks + rank);
             let keys = Some(RowKeys::new(self.config.seed, self.steps, places));
-            let context = RowContext { keys, balance: self.balance_of(rows), ..of_all.part(begin..whole) };
+            let context = RowContext { keys, ..of_all.part(begin..whole) };
             let (count, weight) = count_of::<M>(&context, &targets)?;
             let count = if is_counted { count } else { 0 };
             Ok(MicroBatch { input: of(input)?, count, weight, targets, rows: context })

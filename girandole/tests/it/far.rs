@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor, Var};
 use girandole::comm::{Local, carry};
 use girandole::trainer::{
     CheckpointPlan, Data, NoObserver, Observer, OptimizerConfig, StepReport, TrainConfig, Trainer,
@@ -262,6 +262,24 @@ fn in_few_bits_ranks_keep_equal_what_all_have_whole() {
     let norms = norms.unwrap();
     assert!(norms[0].len() > 12 && norms[0].iter().flatten().any(|x| *x != 1.0), "{:?}", norms[0]);
     assert!(norms.iter().all(|of_rank| *of_rank == norms[0]));
+}
+
+/// The first and the last stage have the embedding, at other places among their parameters.
+#[test]
+fn stages_of_three_groups_keep_equal_what_both_have() {
+    let layout: Layout = "far=3,pp=2".parse().unwrap();
+    let far = FarConfig { every: 2, ..FarConfig::default() };
+    let config = TrainConfig { batch_size: 12, ..config(far) };
+    let embeddings = Local::run_shared(6, |comm| {
+        let setup = Setup { dtype: DType::F32, ..Setup::default() };
+        let mut model = setup.parallel(comm, &layout, None)?;
+        Trainer::new(&mut model, Arc::new(ALL), config.clone())?.run(&mut NoObserver)?;
+        let of_tokens = |(_, var): &(String, Var)| var.dims().first() == Some(&48);
+        let (_, var) = model.named_vars().into_iter().find(of_tokens).unwrap();
+        Ok(var.flatten_all()?.to_vec1::<f32>()?)
+    });
+    let embeddings = embeddings.unwrap();
+    assert!(embeddings.iter().all(|of_rank| *of_rank == embeddings[0]));
 }
 
 #[test]

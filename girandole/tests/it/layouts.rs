@@ -246,6 +246,12 @@ fn balanced_experts_in_every_layout() {
                 }
             }
         }
+        // Ranks with 3, 3 and 2 of the 8 rows.
+        let one = Setup { balance, experts, micro_batches: Some(1), ..Setup::default() };
+        let expected = train_as("", one);
+        for layout in ["dp=3", "shard=3", "ep=3", "dp=3,cp=2"] {
+            assert_equal(layout, &train_as(layout, one), &expected, 1e-10);
+        }
         let two = Setup { balance, experts, micro_batches: Some(2), ..Setup::default() };
         let expected = train_as("", two);
         for schedule in FEW_SCHEDULES {

@@ -105,6 +105,13 @@ fn composed(
     let mut result = Tensor::zeros(targets.len(), x.dtype(), device)?;
     let counted: Vec<(u32, u32)> =
         (0..).zip(targets).filter_map(|(row, class)| Some((row, (*class)? as u32))).collect();
+    if counted.is_empty() {
+        // Backward passes through both all the same: others may wait for their gradients.
+        return tape::explicit_op2(NAME, [x, weight], result, |of, _| {
+            let [x, weight] = of.map(|tensor| tensor.zeros_like().map(|zero| Some(zero.detach())));
+            Ok([x?, weight?])
+        });
+    }
     for part in counted.chunks(chunk_rows) {
         let places = Tensor::from_iter(part.iter().map(|(row, _)| *row), device)?;
         let picked = Tensor::from_iter(part.iter().map(|(_, class)| *class), device)?.unsqueeze(1)?;
