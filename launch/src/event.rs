@@ -9,8 +9,8 @@ use super::message::Order;
 
 /// An event that one of the launcher's threads reports.
 pub(super) enum Event {
-    /// The process of this local rank has ended, and is not reaped yet.
-    Exited(usize),
+    /// The process of this local rank has ended, and is not reaped yet. It may be one of an earlier round that was given up.
+    Exited { local_rank: usize, pid: u32 },
     /// This local rank has joined the group, which excludes the ranks `without` of the job.
     Met { local_rank: usize, without: Vec<usize> },
     /// This process received a signal that ends the job.

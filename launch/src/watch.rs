@@ -1,5 +1,6 @@
 //! Reports the exits of ranks, in the order in which they happen.
 
+use std::collections::HashMap;
 use std::sync::mpsc::Sender;
 use std::thread::{Builder, JoinHandle};
 
@@ -15,17 +16,20 @@ use crate::platform::Exits;
 pub(super) struct Watch {
     events: Sender<Event>,
     exits: Option<Exits>,
+    /// Of the ranks that `exits` reports.
+    pids: HashMap<usize, Pid>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Watch {
     pub(super) fn new(events: &Sender<Event>) -> Self {
-        Self { events: events.clone(), exits: Exits::new().ok(), threads: Vec::new() }
+        Self { events: events.clone(), exits: Exits::new().ok(), pids: HashMap::new(), threads: Vec::new() }
     }
 
     /// Adds a child of this process that has not been reaped.
     pub(super) fn add(&mut self, rank: usize, pid: Pid) -> std::io::Result<()> {
         if self.exits.as_mut().is_some_and(|exits| exits.add(rank, pid).is_ok()) {
+            self.pids.insert(rank, pid);
             return Ok(());
         }
         let events = self.events.clone();
@@ -33,7 +37,7 @@ impl Watch {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
             while matches!(waitid(WaitId::Pid(pid), options), Err(rustix::io::Errno::INTR)) {}
             // The receiver is gone if the launcher has given up.
-            let _ = events.send(Event::Exited(rank));
+            let _ = events.send(exited(rank, pid));
         };
         self.threads.push(Builder::new().name("wait".into()).spawn(wait)?);
         Ok(())
@@ -42,10 +46,12 @@ impl Watch {
     /// Starts the thread that sends the events. Call once all ranks are added.
     pub(super) fn run(&mut self) -> std::io::Result<()> {
         if let Some(exits) = self.exits.take() {
-            let events = self.events.clone();
+            let (events, pids) = (self.events.clone(), std::mem::take(&mut self.pids));
             let tell = move |rank| {
-                // The receiver is gone if the launcher has given up.
-                let _ = events.send(Event::Exited(rank));
+                if let Some(pid) = pids.get(&rank) {
+                    // The receiver is gone if the launcher has given up.
+                    let _ = events.send(exited(rank, *pid));
+                }
             };
             self.threads.push(Builder::new().name("wait".into()).spawn(move || exits.run(tell))?);
         }
@@ -59,6 +65,10 @@ impl Watch {
             let _ = thread.join();
         }
     }
+}
+
+fn exited(local_rank: usize, pid: Pid) -> Event {
+    Event::Exited { local_rank, pid: pid.as_raw_nonzero().get().cast_unsigned() }
 }
 
 #[cfg(test)]
@@ -81,7 +91,12 @@ mod tests {
         for rank in [1, 2, 0] {
             drop(children[rank].stdin.take());
             let event = events.recv_timeout(Duration::from_secs(60)).unwrap();
-            assert!(matches!(event, Event::Exited(other) if other == rank), "rank {rank} was to end");
+            let pid = children[rank].id();
+            let is_expected = |other, of| (other, of) == (rank, pid);
+            assert!(
+                matches!(event, Event::Exited { local_rank, pid } if is_expected(local_rank, pid)),
+                "rank {rank} was to end"
+            );
             assert!(children[rank].wait().unwrap().success());
         }
         watch.join();

@@ -20,6 +20,7 @@ mod heads;
 mod key_masks;
 mod layouts;
 mod loss_scale;
+mod lost_twice;
 mod muon;
 mod optimizers;
 mod own_model;

@@ -158,7 +158,7 @@ impl<'a> Supervisor<'a> {
 
     fn handle(&mut self, event: Event) -> Result<()> {
         match event {
-            Event::Exited(rank) => return self.exited(rank),
+            Event::Exited { local_rank, pid } => return self.exited(local_rank, pid),
             Event::Met { local_rank, without } => {
                 self.workers.have_met(local_rank, &without);
                 let is_first = !std::mem::replace(&mut self.has_group, true);
@@ -211,9 +211,11 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    fn exited(&mut self, local_rank: usize) -> Result<()> {
-        let worker = &mut self.workers.list[local_rank];
-        let (rank, pid) = (worker.rank, worker.pid);
+    fn exited(&mut self, local_rank: usize, pid: u32) -> Result<()> {
+        // One of an earlier round, which could not be killed in time.
+        let is_own = |worker: &&mut Worker| worker.pid == pid && worker.ended.is_none();
+        let Some(worker) = self.workers.list.get_mut(local_rank).filter(is_own) else { return Ok(()) };
+        let rank = worker.rank;
         let status = worker.reap().map_err(|e| Error::system(format!("cannot wait for rank {rank}"), e))?;
         tracing::debug!(rank, pid, %status, "ended");
         let end = Ended { rank, status, asked_to_end: worker.asked_to_end, at: Instant::now() };

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
 use comm::{Communicator, ElasticGroup, Operation, ReduceOp, Tcp, TcpConfig};
-use launch::{ElasticJob, SpawnConfig, report_result};
+use launch::{EXIT_CHECKPOINTED, ElasticJob, SpawnConfig, report_result};
 use rustix::process::{Signal, getpid, kill_process};
 
 use crate::job::{Finished, Job};
@@ -31,6 +31,16 @@ pub(crate) fn at_work(rank: usize) {
         std::thread::sleep(A_WHILE);
         report_result("worked on").unwrap();
     }
+}
+
+/// Rank 1 leaves with a checkpoint, as one that was asked to by itself, and rank 0 works on for some time.
+pub(crate) fn left_with_a_checkpoint(rank: usize) {
+    let _group = Tcp::connect(&TcpConfig::from_env().unwrap()).unwrap();
+    if rank == 1 {
+        exit(EXIT_CHECKPOINTED);
+    }
+    std::thread::sleep(2 * A_WHILE);
+    report_result("worked on").unwrap();
 }
 
 /// The last rank stops. The others continue without it, print this number of lines of 1000 bytes, and succeed.
@@ -319,6 +329,12 @@ fn where_all_have_failed_nobody_waits_for_one_that_was_not_let_in() {
     let finished = Job::start("fail before the newcomer is in", 2).finish();
     let outcome = finished.outcome();
     assert!(outcome.contains("exited with code 3") && !outcome.contains("rank 2"), "{}", finished.stderr);
+}
+
+#[test]
+fn a_rank_that_leaves_with_a_checkpoint_does_not_end_the_others() {
+    let finished = Job::start("left with a checkpoint", 2).finish();
+    assert_eq!(finished.outcome(), r#"[Some("worked on"), None]"#, "{}", finished.stderr);
 }
 
 #[test]

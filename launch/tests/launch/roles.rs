@@ -65,6 +65,9 @@ fn launch(role: &str, ranks: usize) {
         "at work" | "left behind" | "talkative" | "all but one fail" | "all but one fail after lines" => {
             elastic::config(plain)
         }
+        "left with a checkpoint" => {
+            SpawnConfig { failure_grace: Duration::from_millis(50), ..elastic::config(plain) }
+        }
         "met late" => SpawnConfig { failure_grace: Duration::from_secs(60), ..elastic::config(plain) },
         "last fails" => elastic::config(shell(elastic::LAST_FAILS)),
         "met at the end" => elastic::config(shell(elastic::MET_AT_THE_END)),
@@ -201,6 +204,7 @@ fn play(role: &str, rank: usize) {
         "met late" => elastic::met_late(rank),
         "filled up" => elastic::filled_up(rank),
         "at work" => elastic::at_work(rank),
+        "left with a checkpoint" => elastic::left_with_a_checkpoint(rank),
         "left behind" => elastic::left_behind(rank, 1),
         "talkative" => elastic::left_behind(rank, 100),
         "replaced" | "replaced by the second" | "replaced, at the least" => elastic::replaced(rank, true),
