@@ -307,7 +307,7 @@ impl<M: Model> Trainer<'_, M> {
                 let snapshot = self.model.snapshot_later(Some(&self.optimizer));
                 let snapshot = all_agree(&**self.model.mesh().world(), snapshot)?;
                 // The optimizer's next step waits until the copy is made; forward and backward do not.
-                saver.begin(snapshot, checkpoint)
+                saver.begin(snapshot, checkpoint).map(drop)
             }
             Writer::BetweenSteps | Writer::Abandoned { .. } => {
                 others.as_ref().map_or(Ok(()), FarGroups::wait_for_all)?;
