@@ -11,55 +11,18 @@ use std::sync::Arc;
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::ggml_file::qtensor_from_ggml;
 use candle_core::{DType, Device, Tensor};
+use ops::quantized::QuantizedMatrix;
 use serde_json::Value;
 use training::internal::TensorHeader;
 
+use crate::bitsandbytes::{self, Found, Weight};
+use crate::entry::Entry;
 use crate::files::{INDEX, SINGLE};
 use crate::gguf_file::{Rows, Stored};
 use crate::{Error, Family, Result, finite, names};
 
 /// Elements in the read buffer, which is in memory in addition to the tensor that is read.
 const BUFFER_ELEMENTS: usize = 1 << 18;
-
-/// Position, dtype and shape of a tensor in a file.
-#[derive(Debug, Clone)]
-pub(crate) struct Entry {
-    pub(crate) file: usize,
-    pub(crate) begin: u64,
-    pub(crate) bytes: u64,
-    pub(crate) stored: Stored,
-    pub(crate) dims: Vec<usize>,
-    /// Number of heads whose rows are in another order in the file, see [`Rows`].
-    pub(crate) rotated_heads: Option<usize>,
-}
-
-impl Entry {
-    /// Returns candle's dtype; `None` if it is not a float type.
-    pub(crate) fn dtype(&self) -> Option<DType> {
-        let Stored::Plain(dtype) = self.stored else { return None };
-        let dtype = DType::try_from(dtype).ok()?;
-        matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64).then_some(dtype)
-    }
-
-    /// Whether its numbers can be read.
-    pub(crate) fn is_readable(&self) -> bool {
-        self.dtype().is_some() || self.is_quantized()
-    }
-
-    /// Whether it is in blocks of numbers with common scales.
-    pub(crate) fn is_quantized(&self) -> bool {
-        matches!(self.stored, Stored::Blocks(_))
-    }
-
-    /// Returns the bytes of its elements.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    pub(crate) fn dtype_name(&self) -> String {
-        self.stored.to_string()
-    }
-}
 
 /// Model folder whose safetensors headers have been read.
 #[derive(Debug, Clone)]
@@ -69,6 +32,8 @@ pub(crate) struct Folder {
     tensors: BTreeMap<String, Entry>,
     /// Names of tensors that the index lists and no file has.
     pub(crate) lost: Vec<String>,
+    /// The weights that bitsandbytes has in few bits.
+    in_bits: Found,
     is_gguf: bool,
 }
 
@@ -79,6 +44,7 @@ impl Folder {
         for name in names {
             folder.add(&path.join(name))?;
         }
+        folder.find_bits()?;
         folder.lost = listed.into_iter().filter(|name| !folder.tensors.contains_key(name)).collect();
         Ok(folder)
     }
@@ -97,7 +63,20 @@ impl Folder {
 
     fn empty(path: &Path) -> Self {
         let (path, files, tensors) = (path.into(), Vec::new(), BTreeMap::new());
-        Self { path, files, tensors, lost: Vec::new(), is_gguf: false }
+        Self { path, files, tensors, lost: Vec::new(), in_bits: Found::default(), is_gguf: false }
+    }
+
+    /// Finds the weights that bitsandbytes has in few bits: they have their own shapes, and what widens them is no tensor of the model.
+    fn find_bits(&mut self) -> Result<()> {
+        let read = |name: &str, from: u64, bytes: &mut [u8]| self.read_bytes(name, from, bytes);
+        let found = bitsandbytes::find(&self.path, &self.tensors, &read)?;
+        for (name, weight) in &found.weights {
+            if let Some(entry) = self.tensors.get_mut(name) {
+                (entry.stored, entry.dims) = (Stored::Bits(weight.type_name()), weight.dims.clone());
+            }
+        }
+        self.in_bits = found;
+        Ok(())
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {
@@ -121,8 +100,20 @@ impl Folder {
         Ok(())
     }
 
+    /// Returns the names of all tensors, but those that others are widened with.
     pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
-        self.tensors.keys()
+        self.tensors.keys().filter(|name| !self.in_bits.others.contains(*name))
+    }
+
+    /// Returns a weight that bitsandbytes has in few bits.
+    pub(crate) fn in_bits(&self, name: &str) -> Option<&Weight> {
+        self.in_bits.weights.get(name)
+    }
+
+    /// Reads such a weight with its codes, if layers compute with them.
+    pub(crate) fn quantized(&self, name: &str) -> Result<Option<QuantizedMatrix>> {
+        let read = |name: &str, from: u64, bytes: &mut [u8]| self.read_bytes(name, from, bytes);
+        self.in_bits(name).map_or(Ok(None), |weight| weight.matrix(&self.path, &read))
     }
 
     pub(crate) fn entry(&self, name: &str) -> Option<&Entry> {
@@ -133,9 +124,9 @@ impl Folder {
         self.tensors.iter().map(|(name, entry)| (name.as_str(), entry))
     }
 
-    /// Whether it stores a weight as (inputs, outputs), where the model has (outputs, inputs).
+    /// Whether it stores a weight, by its name in the file, as (inputs, outputs), where the model has (outputs, inputs).
     pub(crate) fn is_transposed(&self, family: Family, name: &str) -> bool {
-        !self.is_gguf && names::is_transposed(family, name)
+        !self.is_gguf && self.in_bits(name).is_none() && names::is_transposed(family, name)
     }
 
     /// Whether two tensors of as many bytes have the same.
@@ -195,6 +186,9 @@ impl Folder {
                 &reordered[..]
             }
         };
+        if let Some(weight) = self.in_bits(name) {
+            return self.read_bits(weight, in_file, dtype);
+        }
         match (entry.dtype(), entry.stored) {
             (Some(saved), _) => self.read_plain(name, entry, saved, in_file, dtype),
             (None, Stored::Blocks(block)) => self.read_blocks(name, entry, block, in_file, dtype),
@@ -234,6 +228,22 @@ impl Folder {
             }
         }
         Ok(read)
+    }
+
+    /// Reads ranges of elements that bitsandbytes has in few bits.
+    fn read_bits(&self, weight: &Weight, ranges: &[Range<usize>], dtype: DType) -> Result<Tensor> {
+        let read = |name: &str, from: u64, bytes: &mut [u8]| self.read_bytes(name, from, bytes);
+        let len: usize = ranges.iter().map(ExactSizeIterator::len).sum();
+        let (all, mut done) = (Tensor::zeros(len, dtype, &Device::Cpu)?, 0);
+        for range in ranges {
+            for start in range.clone().step_by(BUFFER_ELEMENTS) {
+                let end = range.end.min(start + BUFFER_ELEMENTS);
+                let wide = Tensor::new(weight.widen(&self.path, &read, start..end)?, &Device::Cpu)?;
+                all.slice_set(&wide.to_dtype(dtype)?, 0, done)?;
+                done += end - start;
+            }
+        }
+        Ok(all)
     }
 
     fn read_plain(

@@ -30,9 +30,11 @@
 //! model. [`export_gguf`] writes what llama.cpp runs; such a file is read in place of a folder, too. [`CausalLm::new`] is the only constructor of a model, for all layouts: see [`training::build`].
 #![forbid(unsafe_code)]
 
+mod bitsandbytes;
 mod block;
 mod config;
 mod digest;
+mod entry;
 mod error;
 mod experts;
 mod feed_forward;

@@ -117,12 +117,13 @@ pub(crate) fn init(config: &ModelConfig, name: &str, dims: &[usize]) -> Init {
 pub(crate) fn quantized(format: Format) -> &'static str {
     match format {
         Format::Nf4 => "nf4",
+        Format::Nf4Wide => "nf4_wide",
         _ => "int8",
     }
 }
 
 /// Formats of weights in few bits.
-pub(crate) const FORMATS: [Format; 2] = [Format::Nf4, Format::Int8];
+pub(crate) const FORMATS: [Format; 3] = [Format::Nf4, Format::Nf4Wide, Format::Int8];
 
 /// Names of the two matrices of an adapter, appended to the layer's name.
 pub(crate) const ADAPTER: [&str; 2] = ["lora_A", "lora_B"];
@@ -135,7 +136,7 @@ pub(crate) const MAGNITUDE: &str = "lora_magnitude_vector";
 pub(crate) fn magnitude_init(format: Option<Format>) -> Init {
     Init::Const(match format {
         None => f64::NAN,
-        Some(Format::Nf4) => f64::INFINITY,
+        Some(Format::Nf4 | Format::Nf4Wide) => f64::INFINITY,
         Some(_) => f64::NEG_INFINITY,
     })
 }

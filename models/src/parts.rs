@@ -41,7 +41,7 @@ impl Inner {
         if self.shapes.get(&*name).is_some_and(|expected| expected == shape.dims()) {
             let (folder, in_file) = self.in_folder(&name)?;
             let width = shape.dims().last().copied();
-            let width = width.filter(|_| folder.is_transposed(self.config.family, &name));
+            let width = width.filter(|_| folder.is_transposed(self.config.family, &in_file));
             return Some((folder, in_file, width));
         }
         let (adapters, in_file) = (self.adapters.as_ref()?, format!("{PEFT_PREFIX}{name}"));

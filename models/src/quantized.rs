@@ -1,4 +1,4 @@
-//! Weights that are read in few bits: each is read whole, quantized, and only then divided over ranks.
+//! Weights that are read in few bits: each is read whole, quantized unless its file has it so, and only then divided over ranks.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,18 +10,18 @@ use training::internal::lock;
 
 use crate::names;
 
-/// The weight that was quantized last, and its name: its blocks and its scales are asked for one after the other.
+/// The weight that was read last, and its name: its blocks and its scales are asked for one after the other.
 #[derive(Default)]
 pub(crate) struct Quantized(Mutex<Option<(String, Arc<QuantizedMatrix>)>>);
 
 impl Quantized {
     /// Returns the bytes of a part of a weight in few bits, the blocks or the scales; `None` if the name is not that of one.
-    /// `shapes` are those of the weights, which `read` reads.
+    /// `shapes` are those of the weights, which `read` reads or quantizes.
     pub(crate) fn part(
         &self,
         name: &str,
         shapes: &BTreeMap<String, Vec<usize>>,
-        read: impl FnOnce(&str, &Shape) -> Result<Tensor>,
+        read: impl FnOnce(&str, &Shape, Format) -> Result<QuantizedMatrix>,
     ) -> Option<Result<Tensor>> {
         let (layer, part) = name.rsplit_once('.')?;
         let of =
@@ -29,7 +29,7 @@ impl Quantized {
         let (format, layer) = names::FORMATS.into_iter().find_map(of)?;
         let weight = format!("{layer}.weight");
         let dims = shapes.get(&weight)?;
-        let matrix = self.matrix(format, &weight, || read(&weight, &Shape::from(&dims[..])));
+        let matrix = self.matrix(format, &weight, || read(&weight, &Shape::from(&dims[..]), format));
         Some(matrix.and_then(|matrix| match part {
             "scales" => Tensor::new(matrix.scales(), &Device::Cpu),
             _ => Tensor::new(matrix.blocks(), &Device::Cpu),
@@ -40,7 +40,7 @@ impl Quantized {
         &self,
         format: Format,
         weight: &str,
-        read: impl FnOnce() -> Result<Tensor>,
+        read: impl FnOnce() -> Result<QuantizedMatrix>,
     ) -> Result<Arc<QuantizedMatrix>> {
         let mut last = lock(&self.0);
         if let Some((_, matrix)) =
@@ -51,7 +51,7 @@ impl Quantized {
         // Freed before the next one is read.
         *last = None;
         let named = |error| candle_core::Error::Msg(format!("{weight}: {error}"));
-        let matrix = Arc::new(QuantizedMatrix::quantize(format, &read()?).map_err(named)?);
+        let matrix = Arc::new(read().map_err(named)?);
         *last = Some((weight.into(), matrix.clone()));
         Ok(matrix)
     }

@@ -9,6 +9,7 @@ use candle_core::{DType, Tensor, Var};
 use serde_json::{Map, Value, json};
 use training::internal::{TensorWriter, write_output};
 
+use crate::config::BITS_FIELD;
 use crate::files::{INDEX, SINGLE, TOKENIZER_FILES, is_weight_file};
 use crate::tokens::MORE_TEMPLATES;
 use crate::{Error, ModelConfig, Result, Weights, finite, names, reading};
@@ -243,6 +244,8 @@ impl FolderWriter {
         let mut json = self.config.json().clone();
         let field = if json.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
         json.insert(field.into(), self.sizes.dtype().into());
+        // What is written are numbers.
+        json.remove(BITS_FIELD);
         json
     }
 

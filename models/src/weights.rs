@@ -8,11 +8,12 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Shape, Tensor, Var, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
-use ops::quantized::QuantizedMatrix;
+use ops::quantized::{Format, QuantizedMatrix};
 use sampler::Generator;
 use training::build::RangeReader;
 use training::internal::lock;
 
+use crate::bitsandbytes::Weight;
 use crate::error::TensorMismatches;
 use crate::files::ADAPTER_TENSORS;
 use crate::folder::Folder;
@@ -47,6 +48,9 @@ impl Weights {
     /// Opens a folder with `config.json` and `model.safetensors`, or several such files with
     /// `model.safetensors.index.json`. Weights may be f32, bf16, f16 or f64. Only headers are read here; weights are
     /// read on demand.
+    ///
+    /// Weights may be in 4 or 8 bits, as transformers saves them with bitsandbytes: they are widened as they are read, but by
+    /// [`Lora::quantized_as`] taken as they are.
     ///
     /// Or a GGUF file of a Llama, Mistral, Mixtral, Qwen2, Qwen2-MoE, Qwen3, Qwen3-MoE or GPT-2. Its weights may be quantized, in blocks
     /// that candle knows: they are widened as they are read.
@@ -96,6 +100,9 @@ impl Weights {
         }
         if !misfits.is_empty() {
             return Err(Error::Tensors { folder: path.into(), misfits: Box::new(misfits) });
+        }
+        if let Some(bits) = config.bits() {
+            check_bits(bits, &folder, path)?;
         }
         if config.tied && folder.entry(names::HEAD).is_some() {
             check_tied(&config, &folder, path)?;
@@ -159,11 +166,31 @@ impl Weights {
         &self.inner.config
     }
 
-    /// Returns the dtype that a parameter has in the folder; `None` for random weights and for parameters that it does not
-    /// have.
+    /// Returns the dtype that a parameter has in the folder, or had before bitsandbytes quantized it; `None` for random weights, for
+    /// parameters that it does not have, and for those that are quantized in a GGUF file.
     pub fn dtype(&self, name: &str) -> Option<DType> {
         let (inner, folder) = (&*self.inner, self.inner.folder.as_ref()?);
-        folder.entry(&file_name(&inner.config, folder, &inner.stored_name(name)))?.dtype()
+        let in_file = file_name(&inner.config, folder, &inner.stored_name(name));
+        match folder.in_bits(&in_file) {
+            Some(_) => inner.config.saved_dtype(),
+            None => folder.entry(&in_file)?.dtype(),
+        }
+    }
+
+    /// Returns the bits of the weights that the folder has in 4 or 8 bits, as bitsandbytes saves them; `None` if it has none.
+    pub fn bits(&self) -> Option<u8> {
+        let folder = self.inner.folder.as_ref()?;
+        folder.names().find_map(|name| folder.in_bits(name)).map(Weight::bits)
+    }
+
+    /// Returns the weights that layers compute with as the folder has them, in 4 or 8 bits, for [`Lora::quantized_as`]. Those that they do
+    /// not are widened: FP4, blocks of other than 64 numbers, such that cross rows, and those of a GGUF file.
+    pub fn formats(&self) -> BTreeMap<String, Format> {
+        let format = |name: &String| {
+            let (folder, in_file) = self.inner.in_folder(name)?;
+            Some((name.clone(), folder.in_bits(&in_file)?.format()?))
+        };
+        self.inner.shapes.keys().filter_map(format).collect()
     }
 
     /// Returns the type of the weights that are quantized in the file; `None` if none is.
@@ -231,7 +258,7 @@ impl Inner {
         init: Init,
         dtype: DType,
     ) -> candle_core::Result<Tensor> {
-        let whole = |weight: &str, shape: &Shape| self.value(shape, weight, Init::Const(0.0), DType::F32);
+        let whole = |weight: &str, shape: &Shape, format: Format| self.matrix(weight, shape, format);
         if let Some(part) = self.quantized.part(name, &self.shapes, whole) {
             return part?.reshape(shape);
         }
@@ -247,10 +274,20 @@ impl Inner {
             return self.draw(shape, name, init, dtype);
         };
         let tensor = folder.read(&in_file, dtype)?;
-        match folder.is_transposed(self.config.family, name) {
+        match folder.is_transposed(self.config.family, &in_file) {
             true => tensor.t()?.contiguous(),
             false => Ok(tensor),
         }
+    }
+
+    /// Returns a weight in few bits: as the folder has it, if that is in these, and else quantized.
+    fn matrix(&self, name: &str, shape: &Shape, format: Format) -> candle_core::Result<QuantizedMatrix> {
+        if let Some((folder, in_file)) = self.in_folder(name)
+            && let Some(matrix) = folder.quantized(&in_file)?.filter(|matrix| matrix.format() == format)
+        {
+            return Ok(matrix);
+        }
+        QuantizedMatrix::quantize(format, &self.value(shape, name, Init::Const(0.0), DType::F32)?)
     }
 
     /// Returns the folder and the name in it of one of the model's parameters: that of the adapters, if it was trained whole beside
@@ -291,7 +328,9 @@ impl Inner {
     fn norms(&self, name: &str, init: Init) -> candle_core::Result<Tensor> {
         let Some(dims) = self.shapes.get(name) else { bail!("{name}: the model has no such weight") };
         let mut weight = self.value(&Shape::from(&dims[..]), name, Init::Const(0.0), DType::F64)?;
-        if let Some(format) = names::format_of_magnitudes(init) {
+        let is_in_bits =
+            self.in_folder(name).is_some_and(|(folder, in_file)| folder.in_bits(&in_file).is_some());
+        if let Some(format) = names::format_of_magnitudes(init).filter(|_| !is_in_bits) {
             let narrow = weight.to_dtype(DType::F32)?;
             weight = QuantizedMatrix::quantize(format, &narrow)?.widen()?.to_dtype(DType::F64)?;
         }
@@ -340,7 +379,7 @@ fn misfits(config: &ModelConfig, shapes: &BTreeMap<String, Vec<usize>>, folder: 
     for (name, dims) in shapes {
         let in_file = file_name(config, folder, name);
         let mut expected = dims.clone();
-        if folder.is_transposed(config.family, name) {
+        if folder.is_transposed(config.family, &in_file) {
             expected.reverse();
         }
         match folder.entry(&in_file) {
@@ -362,6 +401,22 @@ fn misfits(config: &ModelConfig, shapes: &BTreeMap<String, Vec<usize>>, folder: 
     };
     misfits.surplus = folder.names().filter(|name| !is_known(name)).cloned().collect();
     misfits
+}
+
+/// Checks that a folder has weights of so many bits, as its configuration says.
+fn check_bits(bits: u8, folder: &Folder, path: &Path) -> Result<()> {
+    let found = folder.names().find_map(|name| folder.in_bits(name)).map(Weight::bits);
+    match found {
+        Some(found) if found == bits => Ok(()),
+        _ => {
+            let found = found.map_or_else(|| "none in 4 or 8".into(), |found| format!("some in {found}"));
+            let problem = format!(
+                "config.json says that weights are in {bits} bits (quantization_config), and there are {found}; leave the field out of it \
+                 if they are not quantized"
+            );
+            Err(Error::Format { path: path.into(), problem })
+        }
+    }
 }
 
 /// Checks that a head that is saved with a tied embedding equals it, as the configuration says.

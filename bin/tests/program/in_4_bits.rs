@@ -119,9 +119,12 @@ fn what_has_no_4_bits_is_refused() {
         let plan: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
         plan["layouts"][0]["stages"][0]["memory"]["parameters"].as_f64().unwrap()
     };
-    // Seven matrices: four of 384 x 384, and three of 384 x 1024, of 4 bytes each, or of 33 for 64.
+    // Seven matrices: four of 384 x 384, and three of 384 x 1024, of 4 bytes each, or of 33 for 64, with a scale for 256 of these and one more.
     let saved = (4 * 384 * 384 + 3 * 384 * 1024) as f64 * (4.0 - 33.0 / 64.0);
-    assert_eq!(parameters(&[]) - parameters(&["--base-bits", "4"]), saved);
-    let saved = (4 * 384 * 384 + 3 * 384 * 1024) as f64 * 3.0;
+    let scales = 4 * (4 * (1 + 9) + 3 * (1 + 24));
+    assert_eq!(parameters(&[]) - parameters(&["--base-bits", "4"]), saved - f64::from(scales));
+    // A scale for each row.
+    let scales = 4 * (4 * 384 + 2 * 1024 + 384);
+    let saved = (4 * 384 * 384 + 3 * 384 * 1024) as f64 * 3.0 - f64::from(scales);
     assert_eq!(parameters(&[]) - parameters(&["--base-bits", "8"]), saved);
 }

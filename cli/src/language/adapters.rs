@@ -105,9 +105,18 @@ impl AdapterOptions {
     /// # Errors
     /// A folder that cannot be used; options that do not fit.
     pub(super) fn lora(&self, weights: &Weights, options: &TrainOptions) -> Result<Option<Lora>> {
-        match (self.adapters_of(weights)?, self.base_bits) {
+        let base_bits = self.asked_bits(weights)?;
+        match (self.adapters_of(weights)?, base_bits) {
             (None, None) => self.check_is_trained(weights).map(|()| None),
-            (lora, None) => Ok(lora),
+            (Some(lora), None) => {
+                // There is no kernel for other devices so far: such weights are widened there.
+                if !options.common().device()?.is_cpu() {
+                    return Ok(Some(lora));
+                }
+                let lora = lora.quantized_as(&weights.formats())?;
+                lora.base_format().map_or(Ok(()), |format| check_base(format, weights.config(), options))?;
+                Ok(Some(lora))
+            }
             (Some(lora), Some(format)) => {
                 check_base(format, weights.config(), options)?;
                 Ok(Some(lora.quantized(format)?))
@@ -119,6 +128,20 @@ impl AdapterOptions {
                 );
                 Err(Error::Option { option: "--base-bits", got: bits.to_string(), help })
             }
+        }
+    }
+
+    /// Returns the format to quantize to: none, if the folder has its weights in as many bits.
+    fn asked_bits(&self, weights: &Weights) -> Result<Option<Format>> {
+        match (self.base_bits, weights.bits()) {
+            (Some(format), Some(bits)) if format.bits() != bits => {
+                let help = format!(
+                    "--model has its weights in {bits} bits, which are taken as they are: leave it out"
+                );
+                Err(Error::Option { option: "--base-bits", got: format.bits().to_string(), help })
+            }
+            (_, Some(_)) => Ok(None),
+            (asked, None) => Ok(asked),
         }
     }
 

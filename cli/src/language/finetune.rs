@@ -28,7 +28,7 @@ pub struct FinetuneOptions {
     /// Hugging Face folder of the model, or GGUF file
     ///
     /// A folder with config.json, safetensors and tokenizer.json, as transformers writes it: a Llama, Mistral, Mixtral, Qwen2.5, Qwen3, DeepSeek V3 or GPT-2.
-    /// Or a GGUF file of one of them but DeepSeek; beside quantized weights adapters are trained.
+    /// Or a GGUF file of one of them but DeepSeek; beside quantized weights, also of bitsandbytes, adapters are trained.
     #[arg(long, value_name = "DIR")]
     pub(super) model: PathBuf,
     #[command(flatten)]

@@ -1,6 +1,7 @@
 //! Parameters that are not trained: in every layout they are left unchanged, and are neither clipped, nor averaged, nor
 //! saved.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::common::{ROWS, Setup, optimizer, own_rows};
@@ -47,9 +48,20 @@ pub(crate) fn train_rows(
     setup: &Setup,
     change: impl Fn(&mut ParallelConfig) + Sync,
 ) -> Trained {
+    train_weights(layout, lora, || Weights::random(config, 7).unwrap(), setup, change)
+}
+
+/// As [`train_rows`], from these weights.
+fn train_weights(
+    layout: &str,
+    lora: Option<&Lora>,
+    weights: impl Fn() -> Weights + Sync,
+    setup: &Setup,
+    change: impl Fn(&mut ParallelConfig) + Sync,
+) -> Trained {
     let (layout, out): (Layout, _) = (layout.parse().unwrap(), tempfile::tempdir().unwrap());
     let ranks = Local::run_shared(layout.ranks(), |comm| {
-        let weights = Weights::random(config, 7).unwrap();
+        let weights = weights();
         let rows = ROWS / layout.data_ranks() / 2;
         let is_trained = match lora {
             Some(lora) => lora.trained(),
@@ -65,7 +77,7 @@ pub(crate) fn train_rows(
             ..ParallelConfig::default()
         };
         change(&mut settings);
-        let (model, adapters) = (config.clone(), lora.cloned());
+        let (model, adapters) = (weights.config().clone(), lora.cloned());
         let build = move |builder: &Builder| match &adapters {
             Some(lora) => CausalLm::new(&model, &lora.adapt(builder.clone())),
             None => CausalLm::new(&model, builder),
@@ -206,6 +218,36 @@ fn adapters_on_a_quantized_base_in_every_layout() {
             assert_equal(layout, &train_as(layout, Some(&lora), &config, false), &expected);
         }
         assert_equal("tp=2", &train_as("tp=2", Some(&lora), &config, true), &expected);
+    }
+}
+
+/// Bases as transformers saves them with bitsandbytes: codes are read, and no layer has others.
+#[test]
+fn adapters_on_a_saved_base_in_every_layout() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures/bits");
+    for (name, dora) in [
+        ("nf4", false),
+        ("nf4-double", false),
+        ("nf4-double", true),
+        ("int8", false),
+        ("gpt2", true),
+        ("fp4", false),
+    ] {
+        let open = || Weights::folder(&fixtures.join(name)).unwrap();
+        let (weights, config) = (open(), LoraConfig { rank: 4, dora, ..LoraConfig::default() });
+        let whole = Lora::new(&config, weights.config()).unwrap();
+        let lora = whole.quantized_as(&weights.formats()).unwrap();
+        assert_eq!(lora.base_format().is_some(), name != "fp4");
+        let train = |layout, lora| train_weights(layout, Some(lora), open, &Setup::default(), |_| ());
+        let expected = train("", &lora);
+        assert!(expected.losses[5] < expected.losses[0]);
+        // Those of f32 are widened to f64 after they were to f32, and rounded.
+        let widened = train("", &whole);
+        let gap = widened.losses.iter().zip(&expected.losses).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(gap < 1e-6, "{name}: {gap}");
+        for layout in LAYOUTS {
+            assert_equal(layout, &train(layout, &lora), &expected);
+        }
     }
 }
 

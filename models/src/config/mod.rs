@@ -1,5 +1,6 @@
 //! Model configuration, read from `config.json`.
 
+mod bits;
 mod deepseek;
 mod experts;
 mod fields;
@@ -16,6 +17,7 @@ use serde_json::{Map, Value};
 use crate::digest::Hash;
 use crate::{Error, Result};
 
+pub(crate) use bits::FIELD as BITS_FIELD;
 pub use deepseek::LatentConfig;
 pub use experts::{ExpertsConfig, SigmoidConfig};
 pub(crate) use fields::Fields;
@@ -200,6 +202,7 @@ impl ModelConfig {
         config.labels = labels::read(&mut fields)?;
         // Their head has a weight of its own.
         config.tied &= config.labels.is_none();
+        config.notes.extend(bits::read(&mut fields)?);
         config.notes.extend(fields.finish()?);
         config.json = json;
         config.validate()?;

@@ -42,6 +42,13 @@ fn both_spellings_of_rotary_embedding_are_read() {
 
 type Case = (Vec<(&'static str, Value)>, [&'static str; 2]);
 
+/// Returns the field of a model in 4 bits, with these fields of its own.
+fn bits(more: Value) -> Value {
+    let mut json = json!({"quant_method": "bitsandbytes", "load_in_4bit": true});
+    json.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    json
+}
+
 /// Checks that the error of each change of a configuration has both parts, in one line.
 fn assert_named(cases: Vec<Case>) {
     for (changes, parts) in cases {
@@ -54,7 +61,21 @@ fn assert_named(cases: Vec<Case>) {
 fn what_is_not_supported_is_named() {
     assert_named(vec![
         (vec![("hidden_act", json!("relu"))], ["hidden_act is \"relu\"", "silu"]),
-        (vec![("quantization_config", json!({"bits": 4}))], ["quantization_config", "llama"]),
+        (vec![("quantization_config", json!({"bits": 4}))], ["quant_method is missing", "bitsandbytes"]),
+        (vec![("quantization_config", json!({"quant_method": "gptq"}))], ["quant_method is \"gptq\"", "f16"]),
+        (vec![("quantization_config", bits(json!({"bnb_4bit_quant_type": "int4"})))], ["\"int4\"", "nf4"]),
+        (
+            vec![("quantization_config", bits(json!({"load_in_8bit": true})))],
+            ["load_in_4bit is true", "one of"],
+        ),
+        (
+            vec![("quantization_config", bits(json!({"llm_int8_has_fp16_weight": true})))],
+            ["fp16_weight", "false"],
+        ),
+        (
+            vec![("quantization_config", bits(json!({"bits_of_scales": 3})))],
+            ["quantization_config.bits_of_scales", "(3)"],
+        ),
         (vec![("rope_interleaved", json!(true))], ["rope_interleaved is true", "false"]),
         (vec![("a", json!(1)), ("b", json!("x"))], ["a (1), b (\"x\")", "remove"]),
         (vec![("num_key_value_heads", json!(3))], ["num_key_value_heads is 3", "divide"]),

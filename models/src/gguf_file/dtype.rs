@@ -35,6 +35,8 @@ pub(crate) enum Stored {
     Plain(safetensors::Dtype),
     /// In blocks of numbers with common scales.
     Blocks(GgmlDType),
+    /// In few bits, with scales in other tensors: the name of the type.
+    Bits(&'static str),
     /// In a type that cannot be read, by its number.
     Unknown(u32),
 }
@@ -75,7 +77,7 @@ impl Stored {
                 let is_whole = row.unwrap_or(1).is_multiple_of(dtype.block_size());
                 is_whole.then(|| (blocks as u64).checked_mul(dtype.type_size() as u64)).flatten()
             }
-            Self::Unknown(_) => Some(0),
+            Self::Bits(_) | Self::Unknown(_) => Some(0),
         }
     }
 }
@@ -85,6 +87,7 @@ impl fmt::Display for Stored {
         match self {
             Self::Plain(dtype) => write!(f, "{dtype:?}"),
             Self::Blocks(dtype) => f.write_str(&format!("{dtype:?}").to_lowercase().replace('k', "_k")),
+            Self::Bits(name) => f.write_str(name),
             Self::Unknown(number) => write!(f, "GGML type {number}"),
         }
     }

@@ -1,5 +1,6 @@
 //! Adapters on a base in few bits (QLoRA).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use candle_core::{DType, Module, Tensor};
@@ -46,12 +47,38 @@ impl Lora {
             let help = "it must be a multiple of 64, the numbers of a block of 4 bits: train it in 8 bits, or without";
             return refuse(field, width, help);
         }
-        let mut lora = Self { format: Some(format), ..self.clone() };
-        let shapes = shapes_of(&lora.model, |builder| lora.adapt(builder))?;
+        let lora = Self { format: Some(format), ..self.clone() };
+        let quantized = lora.linear_weights(format)?;
+        Ok(Self { quantized, ..lora })
+    }
+
+    /// Returns the same adapters on a base as its folder has it ([`Weights::formats`](crate::Weights::formats)): the weights in these
+    /// formats are taken with their codes and scales. Without any, these adapters.
+    ///
+    /// # Errors
+    /// Linear layers in different formats.
+    pub fn quantized_as(&self, formats: &BTreeMap<String, Format>) -> Result<Self> {
+        let Some(&format) = formats.values().next() else { return Ok(self.clone()) };
+        if let Some((name, other)) = formats.iter().find(|(_, other)| **other != format) {
+            let (what, field) = ("a base in few bits", "the format of its weights");
+            let (got, help) = (format!("{format:?}, and of {name} {other:?}"), "all must be in one");
+            return Err(Error::Invalid { what, field, got, help });
+        }
+        let mut lora = Self { format: Some(format), is_held_so: true, ..self.clone() };
+        // Rows of the others may be no whole blocks.
+        let widest = Self { format: Some(Format::Int8), ..self.clone() };
+        let (quantized, wide) =
+            widest.linear_weights(Format::Int8)?.into_iter().partition(|name| formats.contains_key(name));
+        (lora.quantized, lora.wide) = (quantized, wide);
+        Ok(lora)
+    }
+
+    /// Returns the names of the weights that are in few bits.
+    fn linear_weights(&self, format: Format) -> Result<BTreeSet<String>> {
+        let shapes = shapes_of(&self.model, |builder| self.adapt(builder))?;
         let end = format!(".{}.weight", names::quantized(format));
         let layers = shapes.keys().filter_map(|name| name.strip_suffix(&end));
-        lora.quantized = layers.map(|layer| format!("{layer}.weight")).collect();
-        Ok(lora)
+        Ok(layers.map(|layer| format!("{layer}.weight")).collect())
     }
 
     /// Returns how the base is held; `None` if it is not quantized.
@@ -61,7 +88,8 @@ impl Lora {
 
     /// Returns a weight of the model as its 4 or 8 bits hold it; `None` if it is not quantized.
     pub(super) fn widened(&self, name: &str, weight: &Tensor) -> Result<Option<Tensor>> {
-        let Some(format) = self.format.filter(|_| self.quantized.contains(name)) else { return Ok(None) };
+        let is_quantized = !self.is_held_so && self.quantized.contains(name);
+        let Some(format) = self.format.filter(|_| is_quantized) else { return Ok(None) };
         Ok(Some(QuantizedMatrix::quantize(format, weight)?.widen()?.to_dtype(weight.dtype())?))
     }
 }

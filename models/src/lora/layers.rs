@@ -24,6 +24,8 @@ pub(super) struct LoraLayers {
     pub(super) saved: BTreeSet<String>,
     /// How the linear layers below the adapters are held, if they are quantized.
     pub(super) format: Option<Format>,
+    /// Names of the weights that are not, all the same.
+    pub(super) wide: BTreeSet<String>,
 }
 
 impl Layers for LoraLayers {
@@ -79,7 +81,7 @@ impl Layers for LoraLayers {
         if is_target && self.config.dora {
             return self.linear_with_magnitudes(vb, &frozen);
         }
-        let base = match self.format {
+        let base = match self.format_of(vb) {
             Some(format) => quantized_linear(format, &self.inner, vb, &frozen)?,
             None => self.inner.linear(vb, &frozen)?,
         };
@@ -105,9 +107,14 @@ impl Layers for LoraLayers {
 }
 
 impl LoraLayers {
+    /// Returns how the weight of a linear layer is held, if it is quantized.
+    fn format_of(&self, vb: &VarBuilder<'static>) -> Option<Format> {
+        self.format.filter(|_| !self.wide.contains(&format!("{}.weight", vb.prefix())))
+    }
+
     /// Makes a layer of a frozen weight and an adapter with magnitudes.
     fn linear_with_magnitudes(&self, vb: &VarBuilder<'static>, frozen: &LinearConfig) -> Result<Linear> {
-        let base = match self.format {
+        let base = match self.format_of(vb) {
             Some(format) => quantized_weight(format, &self.inner, vb, frozen)?,
             None => frozen_weight(&self.inner, vb, frozen)?,
         };

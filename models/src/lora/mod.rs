@@ -67,6 +67,10 @@ pub struct Lora {
     format: Option<Format>,
     /// Names of those that are.
     quantized: BTreeSet<String>,
+    /// Names of those that are not, of linear layers.
+    wide: BTreeSet<String>,
+    /// Whether they are so in the folder already.
+    is_held_so: bool,
 }
 
 impl Lora {
@@ -90,6 +94,8 @@ impl Lora {
             saved,
             format: None,
             quantized: BTreeSet::new(),
+            wide: BTreeSet::new(),
+            is_held_so: false,
         };
         lora.shapes = lora.trained_shapes()?;
         let adapted = layers(&lora.shapes);
@@ -159,8 +165,9 @@ impl Lora {
     /// Returns a builder, in the same layout, that builds the model with these adapters.
     pub fn adapt(&self, builder: Builder) -> Builder {
         let inner = builder.layers().clone();
-        let (config, saved, format) = (self.config.clone(), self.saved.clone(), self.format);
-        builder.with_layers(Arc::new(LoraLayers { inner, config, saved, format }))
+        let (config, saved) = (self.config.clone(), self.saved.clone());
+        let (format, wide) = (self.format, self.wide.clone());
+        builder.with_layers(Arc::new(LoraLayers { inner, config, saved, format, wide }))
     }
 
     /// Returns whether a parameter is trained: an adapter's, or one of [`save_modules`](LoraConfig::save_modules).
@@ -188,7 +195,8 @@ impl Lora {
 
     /// Returns a weight of the model with its adapter merged, so that the model computes the same without adapters.
     /// `adapters` has the adapters of all layers, by the model's parameter names. A weight without an adapter is
-    /// returned unchanged; one that is in few bits below the adapters ([`quantized`](Self::quantized)) as these hold it.
+    /// returned unchanged; one that is in few bits below the adapters ([`quantized`](Self::quantized)) as these hold it. One that a folder
+    /// has in few bits ([`quantized_as`](Self::quantized_as)) is given as it was widened.
     ///
     /// # Errors
     /// Shapes that do not match.

@@ -5,6 +5,7 @@
 mod common;
 
 mod answers;
+mod bits;
 mod chats;
 mod completions;
 mod compressed;

@@ -37,6 +37,8 @@ pub(crate) struct Nf4Scales {
     offset: f32,
     /// The scale of each group of scales.
     groups: Vec<f32>,
+    /// The number of scales in a group.
+    size: usize,
 }
 
 impl Nf4Matrix {
@@ -71,6 +73,66 @@ impl Nf4Matrix {
         Ok(Self { columns, blocks, scales })
     }
 
+    /// Makes a matrix of codes and scales as bitsandbytes keeps them: see [`codes`](Self::codes) and [`scale_codes`](Self::scale_codes);
+    /// `groups` are the scales of groups of scales, `offset` is their mean.
+    ///
+    /// # Errors
+    /// Numbers of codes or scales that are not those of rows of so many columns.
+    pub fn from_codes(
+        columns: usize,
+        codes: &[u8],
+        scale_codes: &[u8],
+        groups: Vec<f32>,
+        offset: f32,
+    ) -> candle_core::Result<Self> {
+        let size = GROUP;
+        Self::from_parts(columns, codes, scale_codes, Nf4Scales { offset, groups, size })
+    }
+
+    /// The same of scales in f32, without double quantization: each is a group of its own.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use ops::nf4::Nf4Matrix;
+    ///
+    /// // The codes 0 and 15 stand for -1 and 1.
+    /// let matrix = Nf4Matrix::from_wide_scales(64, &[0x0f; 32], vec![0.3])?;
+    /// assert_eq!(matrix.widen()?.flatten_all()?.to_vec1::<f32>()?[..2], [-0.3, 0.3]);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`from_codes`](Self::from_codes).
+    pub fn from_wide_scales(columns: usize, codes: &[u8], scales: Vec<f32>) -> candle_core::Result<Self> {
+        let ones = vec![nearest_scale(1.0); scales.len()];
+        Self::from_parts(columns, codes, &ones, Nf4Scales { offset: 0.0, groups: scales, size: 1 })
+    }
+
+    fn from_parts(
+        columns: usize,
+        codes: &[u8],
+        scale_codes: &[u8],
+        scales: Nf4Scales,
+    ) -> candle_core::Result<Self> {
+        Self::row_bytes(columns)?;
+        let (count, (codes, rest)) = (scale_codes.len(), codes.as_chunks::<{ BLOCK / 2 }>());
+        let are_rows = (count * BLOCK).is_multiple_of(columns.max(1));
+        if codes.len() != count || !rest.is_empty() || !are_rows || scales.count() < count {
+            bail!("codes and scales in 4 bits are not those of a matrix of {columns} columns")
+        }
+        let mut blocks = Vec::with_capacity(count * BLOCK_BYTES);
+        for (scale, codes) in scale_codes.iter().zip(codes) {
+            blocks.push(*scale);
+            blocks.extend_from_slice(codes);
+        }
+        Ok(Self { columns, blocks, scales })
+    }
+
+    /// Whether scales are in 8 bits themselves, as [`quantize`](Self::quantize) makes them.
+    pub fn is_double(&self) -> bool {
+        self.scales.is_double()
+    }
+
     /// Bytes of a row of this many numbers.
     ///
     /// # Errors
@@ -86,9 +148,10 @@ impl Nf4Matrix {
         }
     }
 
-    /// Bytes of the scales of groups of a matrix, as [`scales`](Self::scales) has them.
-    pub fn scale_bytes(rows: usize, columns: usize) -> usize {
-        size_of::<f32>() * (1 + (rows * columns / BLOCK).div_ceil(GROUP))
+    /// Bytes of the scales of groups of a matrix, as [`scales`](Self::scales) has them; with `is_double` those of scales in 8 bits.
+    pub fn scale_bytes(rows: usize, columns: usize, is_double: bool) -> usize {
+        let size = if is_double { GROUP } else { 1 };
+        size_of::<f32>() * (1 + (rows * columns / BLOCK).div_ceil(size))
     }
 
     pub(crate) fn columns(&self) -> usize {
@@ -102,7 +165,7 @@ impl Nf4Matrix {
 
     /// The bytes of the mean of all scales and of the scales of groups, little-endian f32: what widens the bytes of scales.
     pub fn scales(&self) -> Vec<u8> {
-        let Nf4Scales { offset, groups } = &self.scales;
+        let Nf4Scales { offset, groups, .. } = &self.scales;
         std::iter::once(offset).chain(groups).flat_map(|x| x.to_le_bytes()).collect()
     }
 
@@ -140,25 +203,31 @@ impl Nf4Scales {
             largest
         };
         let groups = wide.chunks(GROUP).map(&mut of_group).collect();
-        (Self { offset, groups }, codes)
+        (Self { offset, groups, size: GROUP }, codes)
     }
 
-    /// The inverse of [`Nf4Matrix::scales`].
-    pub(crate) fn read(bytes: &[u8]) -> Self {
+    /// The inverse of [`Nf4Matrix::scales`], of scales in 8 bits or not.
+    pub(crate) fn read(bytes: &[u8], is_double: bool) -> Self {
+        let size = if is_double { GROUP } else { 1 };
         let mut numbers = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
-        Self { offset: numbers.next().unwrap_or_default(), groups: numbers.collect() }
+        Self { offset: numbers.next().unwrap_or_default(), groups: numbers.collect(), size }
+    }
+
+    /// Whether scales are in 8 bits.
+    pub(crate) fn is_double(&self) -> bool {
+        self.size == GROUP
     }
 
     /// Number of scales that its groups may have.
     pub(crate) fn count(&self) -> usize {
-        self.groups.len() * GROUP
+        self.groups.len() * self.size
     }
 
     /// Widens blocks, of which the first is the matrix's block `first`.
     pub(crate) fn widen<T: Copy>(&self, blocks: &[u8], first: usize, of: impl Fn(f32) -> T, out: &mut [T]) {
         let (blocks, out) = (blocks.as_chunks::<BLOCK_BYTES>().0, out.as_chunks_mut::<BLOCK>().0);
         for ((number, block), out) in (first..).zip(blocks).zip(out) {
-            let scale = SCALES[usize::from(block[0])] * self.groups[number / GROUP] + self.offset;
+            let scale = SCALES[usize::from(block[0])] * self.groups[number / self.size] + self.offset;
             let values = NF4.map(|value| of(value * scale));
             for (pair, byte) in out.as_chunks_mut::<2>().0.iter_mut().zip(&block[1..]) {
                 *pair = [values[usize::from(byte >> 4)], values[usize::from(byte & 15)]];

@@ -53,6 +53,17 @@ impl Int8Matrix {
         Ok(Self { columns, codes, scales })
     }
 
+    /// Makes a matrix of codes and scales as bitsandbytes keeps them: see [`codes`](Self::codes) and [`scales`](Self::scales).
+    ///
+    /// # Errors
+    /// Numbers of codes and scales that are not those of rows of so many columns.
+    pub fn from_codes(columns: usize, codes: Vec<u8>, scales: Vec<f32>) -> Result<Self> {
+        if codes.len() != columns * scales.len() {
+            bail!("codes and scales in 8 bits are not those of a matrix of {columns} columns")
+        }
+        Ok(Self { columns, codes, scales })
+    }
+
     pub(super) fn columns(&self) -> usize {
         self.columns
     }

@@ -1,13 +1,13 @@
 //! Frozen weights in few bits: quantized once, and multiplied by tiles that are widened on the way.
 //!
-//! There are two formats, as bitsandbytes writes them on a CPU: 4 bits a number with a scale for each block of a row ([`nf4`](crate::nf4)), and
+//! The formats are those of bitsandbytes, as it writes them on a CPU: 4 bits a number with a scale for each block of a row ([`nf4`](crate::nf4)), and
 //! 8 bits with a scale for each row ([`Int8Matrix`]). A matrix is bytes, row by row, and the scales of the whole, so that a range of rows, or of
 //! blocks of all rows, is a part of a matrix that equals the whole there.
 
 mod int8;
 mod product;
 
-use candle_core::{Result, Tensor};
+use candle_core::{Result, Tensor, bail};
 
 use crate::nf4::{BLOCK, BLOCK_BYTES, Nf4Matrix, Nf4Scales};
 
@@ -20,6 +20,9 @@ pub use product::QuantizedLinear;
 pub enum Format {
     /// 4 bits a number, and a scale for each block of 64 (NF4, with scales in 8 bits).
     Nf4,
+    /// 4 bits a number, and a scale in f32 for each block of 64 (NF4 without double quantization): as a folder may have them. Nothing is
+    /// quantized to it here.
+    Nf4Wide,
     /// 8 bits a number, and a scale for each row (LLM.int8).
     Int8,
 }
@@ -28,7 +31,7 @@ impl Format {
     /// Returns the bits of a number, without scales.
     pub fn bits(self) -> u8 {
         match self {
-            Self::Nf4 => 4,
+            Self::Nf4 | Self::Nf4Wide => 4,
             Self::Int8 => 8,
         }
     }
@@ -36,7 +39,7 @@ impl Format {
     /// Returns the numbers that rows are divided by only as a whole.
     pub fn block(self) -> usize {
         match self {
-            Self::Nf4 => BLOCK,
+            Self::Nf4 | Self::Nf4Wide => BLOCK,
             Self::Int8 => 1,
         }
     }
@@ -44,7 +47,7 @@ impl Format {
     /// Returns the bytes of a block.
     pub fn block_bytes(self) -> usize {
         match self {
-            Self::Nf4 => BLOCK_BYTES,
+            Self::Nf4 | Self::Nf4Wide => BLOCK_BYTES,
             Self::Int8 => 1,
         }
     }
@@ -55,7 +58,7 @@ impl Format {
     /// A number of columns that blocks do not divide.
     pub fn row_bytes(self, columns: usize) -> Result<usize> {
         match self {
-            Self::Nf4 => Nf4Matrix::row_bytes(columns),
+            Self::Nf4 | Self::Nf4Wide => Nf4Matrix::row_bytes(columns),
             Self::Int8 => Ok(columns),
         }
     }
@@ -63,7 +66,7 @@ impl Format {
     /// Returns the bytes of the scales of a whole matrix, as [`QuantizedMatrix::scales`] has them.
     pub fn scale_bytes(self, rows: usize, columns: usize) -> usize {
         match self {
-            Self::Nf4 => Nf4Matrix::scale_bytes(rows, columns),
+            Self::Nf4 | Self::Nf4Wide => Nf4Matrix::scale_bytes(rows, columns, self == Self::Nf4),
             Self::Int8 => size_of::<f32>() * rows,
         }
     }
@@ -71,7 +74,7 @@ impl Format {
     /// Returns the number of scales of a row of this many numbers.
     pub fn scales_per_row(self, columns: usize) -> usize {
         match self {
-            Self::Nf4 => columns / BLOCK,
+            Self::Nf4 | Self::Nf4Wide => columns / BLOCK,
             Self::Int8 => 1,
         }
     }
@@ -94,10 +97,11 @@ impl QuantizedMatrix {
     /// `(rows, columns)`.
     ///
     /// # Errors
-    /// Those of [`Nf4Matrix::quantize`] and [`Int8Matrix::quantize`].
+    /// Those of [`Nf4Matrix::quantize`] and [`Int8Matrix::quantize`]; [`Format::Nf4Wide`].
     pub fn quantize(format: Format, matrix: &Tensor) -> Result<Self> {
         Ok(match format {
             Format::Nf4 => Self::Nf4(Nf4Matrix::quantize(matrix)?),
+            Format::Nf4Wide => bail!("nothing is quantized to 4 bits with scales in f32: a folder has them"),
             Format::Int8 => Self::Int8(Int8Matrix::quantize(matrix)?),
         })
     }
@@ -105,7 +109,8 @@ impl QuantizedMatrix {
     /// Returns how its numbers are held.
     pub fn format(&self) -> Format {
         match self {
-            Self::Nf4(_) => Format::Nf4,
+            Self::Nf4(matrix) if matrix.is_double() => Format::Nf4,
+            Self::Nf4(_) => Format::Nf4Wide,
             Self::Int8(_) => Format::Int8,
         }
     }
@@ -137,7 +142,8 @@ impl QuantizedMatrix {
         }
     }
 
-    fn columns(&self) -> usize {
+    /// Returns the number of numbers in a row.
+    pub fn columns(&self) -> usize {
         match self {
             Self::Nf4(matrix) => matrix.columns(),
             Self::Int8(matrix) => matrix.columns(),
@@ -156,7 +162,7 @@ impl Scales {
     /// The inverse of [`QuantizedMatrix::scales`].
     fn read(format: Format, bytes: &[u8]) -> Self {
         match format {
-            Format::Nf4 => Self::Nf4(Nf4Scales::read(bytes)),
+            Format::Nf4 | Format::Nf4Wide => Self::Nf4(Nf4Scales::read(bytes, format == Format::Nf4)),
             Format::Int8 => {
                 Self::Int8(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
             }
@@ -165,7 +171,8 @@ impl Scales {
 
     fn format(&self) -> Format {
         match self {
-            Self::Nf4(_) => Format::Nf4,
+            Self::Nf4(scales) if scales.is_double() => Format::Nf4,
+            Self::Nf4(_) => Format::Nf4Wide,
             Self::Int8(_) => Format::Int8,
         }
     }

@@ -41,6 +41,8 @@ pub struct Parameter {
     pub matrix: Option<[usize; 2]>,
     /// How it is held, if it is quantized, whatever the dtype of the others.
     pub quantized: Option<Format>,
+    /// Bytes of scales, which have no elements.
+    pub scale_bytes: usize,
 }
 
 impl Parameter {
@@ -98,8 +100,11 @@ impl Unit {
 
     /// Returns the bytes of the parameters that are quantized.
     pub(super) fn quantized_bytes(&self) -> usize {
-        let all = self.tensors.iter().filter_map(|tensor| Some((tensor.quantized?, tensor.elements)));
-        all.map(|(format, elements)| elements / format.block() * format.block_bytes()).sum()
+        let bytes = |tensor: &Parameter| {
+            let format = tensor.quantized?;
+            Some(tensor.elements / format.block() * format.block_bytes() + tensor.scale_bytes)
+        };
+        self.tensors.iter().filter_map(bytes).sum()
     }
 
     /// Returns the elements of the largest of `shard` shards of some of the parameters, as FSDP shards them: small tensors are
@@ -223,14 +228,15 @@ impl SimpleBackend for Recorder {
                 [.., rows, columns] => Some([*rows, *columns]),
                 _ => None,
             };
-            // Blocks, of a quantized weight; its scales are too few to count.
-            let quantized = self.quantized(dtype);
-            let elements = match (quantized, shape.rank()) {
-                (None, _) => shape.elem_count(),
-                (Some(format), 2) => shape.elem_count() / format.block_bytes() * format.block(),
-                (Some(_), _) => 0,
+            let (quantized, count) = (self.quantized(dtype), shape.elem_count());
+            // Of a quantized weight blocks, or scales.
+            let (elements, scale_bytes) = match (quantized, shape.rank()) {
+                (None, _) => (count, 0),
+                (Some(format), 2) => (count / format.block_bytes() * format.block(), 0),
+                (Some(_), _) => (0, count),
             };
-            unit.tensors.push(Parameter { name: name.into(), elements, is_trained, matrix, quantized });
+            let name = name.into();
+            unit.tensors.push(Parameter { name, elements, is_trained, matrix, quantized, scale_bytes });
         }
         // A single element, broadcast to the shape.
         Tensor::zeros((), dtype, device)?.broadcast_as(shape)

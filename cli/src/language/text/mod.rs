@@ -41,7 +41,7 @@ struct ModelOptions {
     /// Hugging Face folder of the model, or GGUF file
     ///
     /// A folder with config.json, safetensors and tokenizer.json, as transformers writes it: a Llama, Mistral, Mixtral, Qwen2.5, Qwen3, DeepSeek V3 or GPT-2.
-    /// Or a GGUF file of one of them but DeepSeek, as `export` and llama.cpp write it; quantized weights are widened.
+    /// Or a GGUF file of one of them but DeepSeek, as `export` and llama.cpp write it; quantized weights, also of bitsandbytes, are widened.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// Adapters (LoRA): a folder that finetune --lora-rank or peft wrote

@@ -6,16 +6,20 @@ mod config;
 mod names;
 mod vocabulary;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::rc::Rc;
 
 use candle_core::{DType, Tensor};
 
-use crate::folder::{Entry, Folder};
+use crate::entry::Entry;
+use crate::folder::Folder;
 use crate::gguf_file::{Content, MAGIC, Placed, Value};
 use crate::names::HEAD;
-use crate::{ModelConfig, Result, tokenizer};
+use crate::{Error, ModelConfig, Result, tokenizer};
 
 pub(crate) use self::names::{
     POSITIONS, ROUTER, SHARED_GATE, architecture, llama3_factors, name_of, of_expert, rotated_heads,
@@ -32,11 +36,35 @@ pub(crate) fn is_file(model: &Path) -> bool {
         && (model.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")) || begins())
 }
 
+/// What tells a file, and that it has not changed: device, number, length and time of the last change.
+type Identity = [i64; 5];
+
+thread_local! {
+    /// The head that was read last, with its vocabulary: configuration, tokenizer, settings and tensors are asked for one after the other.
+    static LAST: RefCell<Option<(Identity, Rc<Content>)>> = const { RefCell::new(None) };
+}
+
+/// Returns the head of a file, read once for all that is asked of it.
+fn content(path: &Path) -> Result<Rc<Content>> {
+    let found = std::fs::metadata(path).map_err(Error::io("read", path))?;
+    let identity =
+        [found.dev() as i64, found.ino() as i64, found.len() as i64, found.mtime(), found.mtime_nsec()];
+    let known = |(of, content): &(Identity, Rc<Content>)| {
+        (*of == identity && content.path == path).then(|| content.clone())
+    };
+    if let Some(content) = LAST.with_borrow(|last| last.as_ref().and_then(known)) {
+        return Ok(content);
+    }
+    let content = Rc::new(Content::open(path)?);
+    LAST.set(Some((identity, content.clone())));
+    Ok(content)
+}
+
 /// Returns what a file of the model's folder would have; `None` if the folder would not have it.
 pub(crate) fn text_file(path: &Path, name: &str) -> Result<Option<Vec<u8>>> {
-    let of = |read: fn(&Content) -> Result<Option<Vec<u8>>>| read(&Content::open(path)?);
+    let of = |read: fn(&Content) -> Result<Option<Vec<u8>>>| read(&*content(path)?);
     match name {
-        "config.json" => Ok(Some(config::text(&Content::open(path)?)?)),
+        "config.json" => Ok(Some(config::text(&*content(path)?)?)),
         tokenizer::FILE => of(vocabulary::tokenizer),
         tokenizer::CONFIG => of(vocabulary::settings),
         "generation_config.json" => of(vocabulary::generation),
@@ -50,8 +78,8 @@ pub(crate) fn folder(
     config: &ModelConfig,
     shapes: &BTreeMap<String, Vec<usize>>,
 ) -> Result<Folder> {
-    let mut content = Content::open(path)?;
-    let mut rest = std::mem::take(&mut content.tensors);
+    let content = content(path)?;
+    let mut rest = content.tensors.clone();
     let mut all = BTreeMap::new();
     let mut used = Vec::new();
     for (name, dims) in shapes {
@@ -79,7 +107,7 @@ pub(crate) fn folder(
         let name = if name == "output.weight" { HEAD.into() } else { name };
         all.insert(name, entry(placed, None));
     }
-    Ok(Folder::of_gguf(path, content.file, all))
+    Ok(Folder::of_gguf(path, content.file.clone(), all))
 }
 
 fn entry(placed: Placed, rotated_heads: Option<usize>) -> Entry {

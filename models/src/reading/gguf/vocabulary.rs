@@ -211,10 +211,16 @@ fn merges<'a>(tokens: &Tokens<'a>, scores: &[f32]) -> Vec<[&'a str; 2]> {
     all.into_iter().map(|(_, pair)| pair).collect()
 }
 
-/// Returns the number and the text of a token that metadata names.
+/// Returns the number and the text of a token that metadata names, or that llama.cpp takes for it in a tokenizer of the kind of Llama 2.
 fn special<'a>(content: &'a Content, tokens: &Tokens<'a>, name: &str) -> Result<Option<(usize, &'a str)>> {
-    let Some(id) = content.size(&key(&format!("{name}_token_id")))? else { return Ok(None) };
-    Ok(tokens.texts.get(id).map(|text| (id, &**text)))
+    const OF_LLAMA: [(&str, usize, i32); 3] =
+        [("unknown", 0, UNKNOWN), ("bos", 1, CONTROL), ("eos", 2, CONTROL)];
+    let is_llama = content.text(&key("model"))? == Some("llama");
+    let by_default = OF_LLAMA
+        .into_iter()
+        .find(|(known, id, kind)| is_llama && *known == name && tokens.kinds.get(*id) == Some(kind));
+    let id = content.size(&key(&format!("{name}_token_id")))?.or(by_default.map(|(_, id, _)| id));
+    Ok(id.and_then(|id| Some((id, &**tokens.texts.get(id)?))))
 }
 
 /// Returns what adds tokens at the beginning or the end of a text.
