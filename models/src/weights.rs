@@ -15,7 +15,7 @@ use training::internal::lock;
 
 use crate::bitsandbytes::Weight;
 use crate::error::TensorMismatches;
-use crate::files::ADAPTER_TENSORS;
+use crate::files::{ADAPTER_TENSORS, CONFIG};
 use crate::folder::Folder;
 use crate::names::{self, PEFT_PREFIX};
 use crate::quantized::Quantized;
@@ -84,7 +84,15 @@ impl Weights {
             let tokenizer = Tokenizer::is_in(path)?.then(|| Tokenizer::from_folder(path)).transpose()?;
             labels.pad_token = pad_token(&model, tokenizer.as_ref());
         }
-        Self::of_folder(path, model.with_labels(labels)?, true)
+        let (count, is_said) = (labels.names.len(), adapters.join(CONFIG).exists());
+        let mut model = model.with_labels(labels)?;
+        if count > 1 && !is_said {
+            model = model.noting(format!(
+                "the adapters do not say what their {count} scores are for: each document is taken to have one label of as many; \
+                 a config.json beside them with id2label and problem_type says otherwise"
+            ));
+        }
+        Self::of_folder(path, model, true)
     }
 
     fn of_folder(path: &Path, config: ModelConfig, has_new_head: bool) -> Result<Self> {

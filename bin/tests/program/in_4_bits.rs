@@ -1,6 +1,7 @@
-//! `finetune --base-bits 4`: the same losses in every layout, after a resumption too, merged weights, and what is refused.
+//! `finetune --base-bits`, and bases of bitsandbytes: the same losses in every layout, after a resumption too, merged weights, and what is refused.
 
 use std::fs;
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -127,4 +128,49 @@ fn what_has_no_4_bits_is_refused() {
     let scales = 4 * (4 * 384 + 2 * 1024 + 384);
     let saved = (4 * 384 * 384 + 3 * 384 * 1024) as f64 * 3.0 - f64::from(scales);
     assert_eq!(parameters(&[]) - parameters(&["--base-bits", "8"]), saved);
+}
+
+/// A folder that transformers saved with bitsandbytes is such a base by itself.
+#[test]
+fn a_saved_base_is_taken_as_it_is() {
+    let (folder, data) = folder();
+    let base = folder.argument("base");
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures/bits/nf4-double");
+    let tokens = folder.argument("tokens");
+    let tokenize = ["--tokenizer", "characters", "--save-tokenizer", &base, "--out", &tokens, &data];
+    Girandole("tokenize").succeed(&tokenize);
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(fixture.join(name), folder.path("base").join(name)).unwrap();
+    }
+    let (out, metrics) = (folder.argument("out"), folder.argument("m.jsonl"));
+    let common = ["--model", &base, "--data", &data, "--out", &out, "--overwrite", "--length", "16"];
+    let run = |options: &[&str]| {
+        let tuned =
+            ["--batch-size", "4", "--lora-rank", "2", "--lr", "0.01", "--steps", "3", "--metrics", &metrics];
+        let output = FINETUNE.succeed(&[&common, &tuned[..], options].concat());
+        (losses(&folder.path("m.jsonl")), text(&output.stdout))
+    };
+    let (expected, said) = run(&[]);
+    assert!(said.contains("on a base in 4 bits"), "{said}");
+    assert_eq!(run(&["--base-bits", "4"]).0, expected);
+    for mesh in ["shard=2", "tp=2", "pp=2"] {
+        let (got, _) = run(&["--mesh", mesh]);
+        let gap = got.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(got.len() == 3 && gap < 1e-4, "{mesh}: {got:?}, {expected:?}");
+    }
+    let evaluate = |model: &str, more: &[&str]| {
+        let options = ["--model", model, "--length", "16", "--data", &data];
+        let line = text(&Girandole("evaluate").succeed(&[&options[..], more].concat()).stdout);
+        line.split_once("loss: ").unwrap().1.split_once(',').unwrap().0.parse::<f32>().unwrap()
+    };
+    let adapted = evaluate(&base, &["--adapters", &out]);
+    run(&["--merge"]);
+    assert!((evaluate(&out, &[]) - adapted).abs() < 1e-4);
+    let said = FINETUNE.refuse(&[&common[..], &["--lora-rank", "2", "--base-bits", "8"]].concat());
+    assert!(
+        said.contains("--base-bits: got 8") && said.contains("in 4 bits, which are taken as they are"),
+        "{said}"
+    );
+    let said = FINETUNE.refuse(&common);
+    assert!(said.contains("its weights are quantized (nf4)") && said.contains("--lora-rank"), "{said}");
 }

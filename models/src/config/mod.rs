@@ -301,6 +301,12 @@ impl ModelConfig {
         hash.hex()
     }
 
+    /// Returns the configuration with another note.
+    pub(crate) fn noting(mut self, note: String) -> Self {
+        self.notes.push(note);
+        self
+    }
+
     /// Returns one line for each part of the configuration that is not applied.
     pub fn notes(&self) -> &[String] {
         &self.notes

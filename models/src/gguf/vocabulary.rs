@@ -11,6 +11,10 @@ use crate::tokenizer::{FILE, text_of_token};
 use crate::tokens::template_text;
 use crate::{Error, Result, Tokenizer};
 
+/// The name of the tokenizers that normalize a text first, as those of Qwen do, and of those that divide it in the same way without.
+const NORMALIZED: &str = "qwen2";
+const NOT_NORMALIZED: &str = "deepseek-r1-qwen";
+
 /// Returns the metadata of a folder's tokenizer, for a model with so many tokens.
 pub(super) fn of_folder(folder: &Path, vocab_size: usize) -> Result<Vec<(String, Value)>> {
     let (tokenizer, json) = Tokenizer::with_json(folder)?;
@@ -21,6 +25,9 @@ pub(super) fn of_folder(folder: &Path, vocab_size: usize) -> Result<Vec<(String,
                        Llama 2 and 3, SmolLM2, Mistral and Qwen";
         return Err(Error::Format { path: folder.join(FILE), problem: problem.into() });
     };
+    if let Some(problem) = other_texts(&json, &kind) {
+        return Err(Error::Format { path: folder.join(FILE), problem });
+    }
     let mut all = Vec::new();
     let mut put = |key: &str, value: Value| all.push((format!("tokenizer.ggml.{key}"), value));
     let (tokens, kinds) = tokens(&json, &pairs, vocab_size, matches!(kind, Kind::Sentence { .. }));
@@ -136,8 +143,28 @@ impl Kind {
             [first, last] if bytes(last, false) => split(first)?,
             _ => return None,
         };
-        Some(Self::Bytes { name })
+        Some(Self::Bytes {
+            name: if name == NORMALIZED && normalizers.is_empty() { NOT_NORMALIZED } else { name },
+        })
     }
+}
+
+/// Says what a tokenizer does with texts that neither llama.cpp nor a reader of the file would do, since the file has no place for it.
+fn other_texts(json: &Json, kind: &Kind) -> Option<String> {
+    for token in json["added_tokens"].as_array().into_iter().flatten() {
+        let field = ["lstrip", "rstrip", "single_word"].into_iter().find(|field| token[*field] == true);
+        if let Some(field) = field {
+            let token = &token["content"];
+            return Some(format!(
+                "the token {token} has {field}, which a GGUF file has no place for: texts with it would have other tokens; set it to false if none has"
+            ));
+        }
+    }
+    let Kind::Bytes { name } = kind else { return None };
+    let is_other = *name != NORMALIZED && !list(json, "normalizer", "normalizers").is_empty();
+    is_other.then(|| {
+        format!("its normalizer is NFC, and llama.cpp's name for it, {name}, stands for none: texts would have other tokens")
+    })
 }
 
 /// Returns the parts of a field that is one, a sequence, or null.

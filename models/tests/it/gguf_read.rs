@@ -227,3 +227,37 @@ fn what_is_no_model_s_file_is_one_line() {
     let line = Weights::folder(&out.path().join("none.gguf")).unwrap_err().to_string();
     assert!(line.contains("none.gguf"), "{line}");
 }
+
+/// What a file has no place for is refused, and what is not normalized has the name that says so.
+#[test]
+fn texts_are_normalized_as_names_say() {
+    let qwen = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    let llama = &qwen.replace(r"|\p{N}|", r"|\p{N}{1,3}|");
+    let (out, written) = (tempfile::tempdir().unwrap(), weights("qwen3"));
+    let (description, file) = (out.path().join("tokenizer.json"), out.path().join("model.gguf"));
+    let exported = |expression: &str, normalizer: Value, lstrip: bool| {
+        Tokenizer::bytes().unwrap().save(out.path()).unwrap();
+        let mut json: Value = serde_json::from_slice(&fs::read(&description).unwrap()).unwrap();
+        json["pre_tokenizer"] = json!({ "type": "Sequence", "pretokenizers": [
+            { "type": "Split", "pattern": { "Regex": expression }, "behavior": "Isolated", "invert": false },
+            { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false }
+        ] });
+        json["model"]["vocab"]["ab"] = 257.into();
+        json["model"]["merges"] = json!([["a", "b"]]);
+        json["normalizer"] = normalizer;
+        json["added_tokens"][0]["lstrip"] = lstrip.into();
+        fs::write(&description, json.to_string()).unwrap();
+        export_gguf(&file, &MergedWeights::new(&written, None), out.path(), GgufType::F16)?;
+        Ok::<_, models::Error>(Tokenizer::from_folder(&file)?.encode("abe\u{301}")?.len())
+    };
+    let normal = json!({ "type": "NFC" });
+    assert_eq!(
+        (exported(qwen, normal.clone(), false).unwrap(), exported(qwen, Value::Null, false).unwrap()),
+        (3, 4)
+    );
+    assert_eq!(exported(llama, Value::Null, false).unwrap(), 4);
+    let said = exported(llama, normal, false).unwrap_err().to_string();
+    assert!(said.contains("its normalizer is NFC") && said.contains("llama-bpe"), "{said}");
+    let said = exported(qwen, Value::Null, true).unwrap_err().to_string();
+    assert!(said.contains("has lstrip") && !said.contains('\n'), "{said}");
+}

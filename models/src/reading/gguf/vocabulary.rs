@@ -128,7 +128,8 @@ fn of_bytes(content: &Content, tokens: &Tokens<'_>) -> Result<Json> {
             )));
         }
     };
-    let normalizer = if known == "qwen2" { json!({ "type": "NFC" }) } else { Json::Null };
+    // The other name of the same expression, DeepSeek's, stands for none.
+    let normalizer = if name == "qwen2" { json!({ "type": "NFC" }) } else { Json::Null };
     Ok(json!({
         "version": "1.0",
         "truncation": null,
