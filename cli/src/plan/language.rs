@@ -27,9 +27,12 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
             let (dora, save_modules) = (own.lora_dora, own.lora_save_modules.clone());
             let lora = LoraConfig { rank, dora, save_modules, ..LoraConfig::default() };
             let lora = Lora::new(&lora, &config)?;
-            // A folder's own few bits are kept.
-            let format = own.base_bits.or_else(|| config.base_format());
-            Some(format.map_or(Ok(lora.clone()), |format| lora.quantized(format))?)
+            Some(match (config.base_format(), own.base_bits) {
+                (_, Some(format)) => lora.quantized(format)?,
+                // A folder's own few bits are kept.
+                (Some(format), None) => lora.planned_in(format)?,
+                (None, None) => lora,
+            })
         }
         None => None,
     };

@@ -47,6 +47,25 @@ impl Lora {
             let help = "it must be a multiple of 64, the numbers of a block of 4 bits: train it in 8 bits, or without";
             return refuse(field, width, help);
         }
+        self.in_format(format)
+    }
+
+    /// Returns the same adapters on a base of which all linear layers are in this format, as the configuration of a folder says that
+    /// transformers saved with bitsandbytes ([`ModelConfig::base_format`](crate::ModelConfig::base_format)): for a plan. Where rows are no
+    /// whole blocks, the base is in numbers; experts always are.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn planned_in(&self, format: Format) -> Result<Self> {
+        let (model, block) = (&self.model, format.block());
+        let widths = [model.hidden_size, model.num_heads * model.head_dim, model.intermediate_size];
+        match widths.iter().all(|width| width.is_multiple_of(block)) {
+            true => self.in_format(format),
+            false => Ok(self.clone()),
+        }
+    }
+
+    fn in_format(&self, format: Format) -> Result<Self> {
         let lora = Self { format: Some(format), ..self.clone() };
         let quantized = lora.linear_weights(format)?;
         Ok(Self { quantized, ..lora })

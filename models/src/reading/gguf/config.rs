@@ -42,6 +42,15 @@ fn family(content: &Content) -> Result<Family> {
     })
 }
 
+/// Checks that a model's file is of a known architecture; files of a vocabulary alone are of none.
+pub(super) fn check_architecture(content: &Content) -> Result<()> {
+    let is_model = content.text("general.type")?.is_none_or(|kind| kind == "model");
+    match is_model && content.text("general.architecture")?.is_some() {
+        true => family(content).map(drop),
+        false => Ok(()),
+    }
+}
+
 fn architecture(content: &Content) -> Result<&str> {
     if content.text("general.type")?.is_some_and(|kind| kind != "model") {
         return Err(

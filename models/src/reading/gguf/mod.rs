@@ -65,7 +65,11 @@ pub(crate) fn text_file(path: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     let of = |read: fn(&Content) -> Result<Option<Vec<u8>>>| read(&*content(path)?);
     match name {
         "config.json" => Ok(Some(config::text(&*content(path)?)?)),
-        tokenizer::FILE => of(vocabulary::tokenizer),
+        tokenizer::FILE => {
+            // Before its tokenizer, which is most often another one, too.
+            config::check_architecture(&*content(path)?)?;
+            of(vocabulary::tokenizer)
+        }
         tokenizer::CONFIG => of(vocabulary::settings),
         "generation_config.json" => of(vocabulary::generation),
         _ => Ok(None),
