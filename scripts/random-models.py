@@ -381,7 +381,7 @@ class Both:
         named = [(name, own) for name, own in model.named_parameters() if own.requires_grad]
         of_router = {id(own) for module in routers(model) for own in module.parameters()}
         no_layer = {id(own) for module in model.modules() if isinstance(module, torch.nn.Embedding) for own in module.parameters()}
-        no_layer |= {id(own) for name, own in named if name.split(".")[0] in ("lm_head", "score")}
+        no_layer |= {id(own) for name, own in named if name.split(".")[0] in ("lm_head", "score") or "shared_expert_gate" in name}
         hidden = [own for _, own in named if own.dim() > 1 and id(own) not in of_router | no_layer]
         # transformers joins experts, and each one's first two matrices.
         self.views = [(torch.nn.Parameter(view.data), own, place) for own in hidden for view, place in self.matrices(own)]
