@@ -2,23 +2,9 @@
 
 /// Criterion's long options that take a value, which may be the next argument.
 const WITH_VALUE: [&str; 17] = [
-    "--color",
-    "--colour",
-    "--save-baseline",
-    "--baseline",
-    "--baseline-lenient",
-    "--load-baseline",
-    "--format",
-    "--output-format",
-    "--plotting-backend",
-    "--profile-time",
-    "--sample-size",
-    "--warm-up-time",
-    "--measurement-time",
-    "--nresamples",
-    "--noise-threshold",
-    "--confidence-level",
-    "--significance-level",
+    "--color", "--colour", "--save-baseline", "--baseline", "--baseline-lenient", "--load-baseline",
+    "--format", "--output-format", "--plotting-backend", "--profile-time", "--sample-size", "--warm-up-time",
+    "--measurement-time", "--nresamples", "--noise-threshold", "--confidence-level", "--significance-level",
 ];
 /// Criterion's short options that take a value.
 const LETTERS_WITH_VALUE: &str = "csb";
@@ -89,13 +75,8 @@ mod tests {
     #[test]
     fn the_filter_is_found_at_every_place() {
         for line in [
-            "--bench ddp",
-            "ddp --bench --test",
-            "--save-baseline before ddp --exact",
-            "-b before ddp",
-            "-bbefore ddp",
-            "-n ddp --color=never",
-            "--bench -- ddp",
+            "--bench ddp", "ddp --bench --test", "--save-baseline before ddp --exact", "-b before ddp",
+            "-bbefore ddp", "-n ddp --color=never", "--bench -- ddp",
         ] {
             assert_eq!(of(line).as_deref(), Some("ddp"), "{line}");
         }

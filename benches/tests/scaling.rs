@@ -12,20 +12,8 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 const SMALL: [&str; 14] = [
-    "--rounds",
-    "1",
-    "--seconds",
-    "0.01",
-    "--d-model",
-    "16",
-    "--num-heads",
-    "2",
-    "--num-layers",
-    "2",
-    "--length",
-    "4",
-    "--vocab-size",
-    "8",
+    "--rounds", "1", "--seconds", "0.01", "--d-model", "16", "--num-heads", "2", "--num-layers", "2",
+    "--length", "4", "--vocab-size", "8",
 ];
 
 fn report(out: &Path, more: &[&str]) -> Output {

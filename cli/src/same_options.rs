@@ -15,39 +15,14 @@ use crate::options::CommonOptions;
 /// Options that a rank may have for itself; all others must be the same on all ranks.
 pub const OWN: [&str; 31] = [
     // Where a rank computes and how it meets the others, which the meeting itself checks.
-    "world-size",
-    "backend",
-    "device",
-    "transport",
-    "tls",
-    "init-method",
-    "timeout",
-    "grace",
+    "world-size", "backend", "device", "transport", "tls", "init-method", "timeout", "grace",
     // They change no number.
-    "num-workers",
-    "pin-memory",
-    "no-memory-check",
+    "num-workers", "pin-memory", "no-memory-check",
     // What is printed and written, and where.
-    "log-every",
-    "print-every",
-    "metrics",
-    "report",
-    "save",
-    "picture",
-    "pictures",
-    "json",
-    "out",
-    "overwrite",
-    "tensorboard",
+    "log-every", "print-every", "metrics", "report", "save", "picture", "pictures", "json", "out",
+    "overwrite", "tensorboard",
     // What is read, which each host may have in another place: its content is compared.
-    "data",
-    "evaluate",
-    "data-dir",
-    "messages",
-    "prompt-file",
-    "init",
-    "model",
-    "adapters",
+    "data", "evaluate", "data-dir", "messages", "prompt-file", "init", "model", "adapters",
     // Its options are compared as if they had been typed.
     "recipe",
 ];

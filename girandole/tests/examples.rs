@@ -103,14 +103,7 @@ fn a_transformer_learns_the_same_in_every_layout() {
     let one = losses("dp=1");
     assert!(one.len() == 4 && one[3] < one[0] / 10.0, "{one:?}");
     for layout in [
-        "dp=3",
-        "shard=2",
-        "tp=4",
-        "pp=3",
-        "dp=2,tp=2",
-        "shard=2,tp=2",
-        "pp=2,tp=2",
-        "pp=2,shard=2",
+        "dp=3", "shard=2", "tp=4", "pp=3", "dp=2,tp=2", "shard=2,tp=2", "pp=2,tp=2", "pp=2,shard=2",
         "pp=2,dp=2",
     ] {
         let other = losses(layout);

@@ -32,13 +32,7 @@ const ELASTIC_FILE: &str = "GIRANDOLE_ELASTIC_FILE";
 const ELASTIC_ENDED: &str = "GIRANDOLE_ELASTIC_ENDED";
 /// Variables that an outer launcher may have set for its own ranks.
 const INHERITED_VARIABLES: [&str; 8] = [
-    LISTENER,
-    SECRET_FILE,
-    "TORCHELASTIC_ERROR_FILE",
-    NEWCOMER,
-    ELASTIC,
-    ELASTIC_MIN,
-    ELASTIC_FILE,
+    LISTENER, SECRET_FILE, "TORCHELASTIC_ERROR_FILE", NEWCOMER, ELASTIC, ELASTIC_MIN, ELASTIC_FILE,
     ELASTIC_ENDED,
 ];
 /// Number of earlier starts of the ranks, under `torchrun`'s name.

@@ -13,16 +13,8 @@ pub(crate) const ADAPTER_FILES: [&str; 3] = [ADAPTER_CONFIG, ADAPTER_TENSORS, "a
 
 /// Tokenizer and generation files, copied from another folder if they exist there.
 pub(crate) const TOKENIZER_FILES: &[&str] = &[
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
+    "added_tokens.json", "chat_template.jinja", "chat_template.json", "generation_config.json", "merges.txt",
+    "special_tokens_map.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json",
     "vocab.txt",
 ];
 

@@ -90,20 +90,8 @@ fn held(model: &ModelConfig, layout: &Layout, training: &Training) -> Vec<Held> 
 #[test]
 fn ranks_hold_what_is_planned() {
     let meshes = [
-        "dp=1",
-        "dp=2",
-        "shard=2",
-        "tp=2",
-        "pp=2",
-        "pp=2,shard=2",
-        "pp=2,dp=2",
-        "shard=2,tp=2",
-        "dp=2,shard=2",
-        "cp=2",
-        "cp=4",
-        "shard=2,cp=2",
-        "pp=2,cp=2",
-        "pp=2,tp=2",
+        "dp=1", "dp=2", "shard=2", "tp=2", "pp=2", "pp=2,shard=2", "pp=2,dp=2", "shard=2,tp=2",
+        "dp=2,shard=2", "cp=2", "cp=4", "shard=2,cp=2", "pp=2,cp=2", "pp=2,tp=2",
     ];
     for (mesh, (tied, dtype)) in meshes.iter().flat_map(|mesh| {
         [(false, DType::F32), (true, DType::F32), (true, DType::BF16)].map(|how| (mesh, how))
@@ -116,19 +104,8 @@ fn ranks_hold_what_is_planned() {
 #[test]
 fn ranks_hold_the_experts_that_are_planned() {
     for mesh in [
-        "dp=2",
-        "shard=2",
-        "tp=2",
-        "pp=2",
-        "ep=2",
-        "ep=4",
-        "dp=2,ep=2",
-        "shard=2,ep=2",
-        "dp=2,shard=2,ep=2",
-        "ep=2,tp=2",
-        "pp=2,ep=2",
-        "pp=2,shard=2,ep=2",
-        "cp=2,ep=2",
+        "dp=2", "shard=2", "tp=2", "pp=2", "ep=2", "ep=4", "dp=2,ep=2", "shard=2,ep=2", "dp=2,shard=2,ep=2",
+        "ep=2,tp=2", "pp=2,ep=2", "pp=2,shard=2,ep=2", "cp=2,ep=2",
     ] {
         for (family, dtype) in
             [("mixtral", DType::F32), ("qwen2_moe", DType::F32), ("qwen3_moe", DType::BF16)]

@@ -9,15 +9,8 @@
 //! S. Moshier, Cephes Mathematical Library, `logf` and `sinf` (coefficients and range reduction).
 
 const LN: [f32; 9] = [
-    7.0376836e-2,
-    -1.151461e-1,
-    1.16769984e-1,
-    -1.2420141e-1,
-    1.4249323e-1,
-    -1.6668057e-1,
-    2.0000714e-1,
-    -2.4999994e-1,
-    3.333333e-1,
+    7.0376836e-2, -1.151461e-1, 1.16769984e-1, -1.2420141e-1, 1.4249323e-1, -1.6668057e-1, 2.0000714e-1,
+    -2.4999994e-1, 3.333333e-1,
 ];
 /// ln 2 in two parts, the first with few bits.
 const LN_2: [f32; 2] = [6.933594e-1, -2.1219444e-4];

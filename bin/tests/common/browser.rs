@@ -29,11 +29,7 @@ pub(crate) fn cut(browser: &Path, html: &str, parts: &str, folder: &Path, width:
     let profile = tempfile::tempdir().unwrap();
     let output = Command::new(browser)
         .args([
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--no-first-run",
-            "--hide-scrollbars",
+            "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
             "--dump-dom",
         ])
         .arg(format!("--window-size={},1500", width.max(500)))
@@ -54,17 +50,11 @@ pub(crate) fn picture(browser: &Path, html: &str, file: &Path, dark: bool) -> u6
     let _ = std::fs::remove_file(file);
     let status = Command::new(browser)
         .args([
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--no-first-run",
+            "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
             "--disable-background-networking",
         ])
         .args([
-            "--disable-component-update",
-            "--disable-sync",
-            "--hide-scrollbars",
-            "--window-size=1200,1500",
+            "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--window-size=1200,1500",
         ])
         .arg(format!("--blink-settings=preferredColorScheme={}", if dark { 0 } else { 1 }))
         .arg(format!("--user-data-dir={}", profile.path().display()))

@@ -7,25 +7,9 @@ use serde_json::Value;
 
 /// Prefixes of environment variables that a launcher or a user may have set.
 const ENVIRONMENT: [&str; 19] = [
-    "RANK",
-    "PET_",
-    "SLURM_",
-    "OMPI_",
-    "PMI_",
-    "PMIX_",
-    "MPI_",
-    "ENVIRONMENT",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "MASTER_",
-    "GIRANDOLE_",
-    "NODE_",
-    "GROUP_",
-    "ROLE_",
-    "TORCHELASTIC_",
-    "OMP_NUM_THREADS",
-    "RAYON_NUM_THREADS",
-    "PYTHONUNBUFFERED",
+    "RANK", "PET_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "ENVIRONMENT", "WORLD_SIZE", "LOCAL_",
+    "MASTER_", "GIRANDOLE_", "NODE_", "GROUP_", "ROLE_", "TORCHELASTIC_", "OMP_NUM_THREADS",
+    "RAYON_NUM_THREADS", "PYTHONUNBUFFERED",
 ];
 
 /// Removes this process's rank-related environment variables from a command.

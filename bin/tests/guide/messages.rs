@@ -9,24 +9,9 @@ use crate::texts::{first_text, rust_files};
 
 /// Source folders of all crates.
 pub(crate) const SOURCES: [&str; 18] = [
-    "sampler/src",
-    "comm/src",
-    "launch/src",
-    "ops/src",
-    "training/src",
-    "strategy/src",
-    "ddp/src",
-    "fsdp/src",
-    "tensor-parallel/src",
-    "context-parallel/src",
-    "expert-parallel/src",
-    "pipeline/src",
-    "models/src",
-    "plan/src",
-    "report/src",
-    "girandole/src",
-    "cli/src",
-    "bin/src",
+    "sampler/src", "comm/src", "launch/src", "ops/src", "training/src", "strategy/src", "ddp/src",
+    "fsdp/src", "tensor-parallel/src", "context-parallel/src", "expert-parallel/src", "pipeline/src",
+    "models/src", "plan/src", "report/src", "girandole/src", "cli/src", "bin/src",
 ];
 
 /// Errors without a row, and why.

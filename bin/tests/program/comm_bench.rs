@@ -56,16 +56,8 @@ fn what_cannot_be_measured_is_refused_in_one_line() {
 
 #[test]
 fn one_rank_measures_what_it_can() {
-    let output = BENCH.succeed(&[
-        "--world-size",
-        "1",
-        "--sizes",
-        "4K",
-        "--calls",
-        "1",
-        "--ops",
-        "all_reduce,send_recv",
-    ]);
+    let output = BENCH
+        .succeed(&["--world-size", "1", "--sizes", "4K", "--calls", "1", "--ops", "all_reduce,send_recv"]);
     assert_eq!(text(&output.stdout).lines().count(), 3);
     assert_eq!(text(&output.stderr), "note: send_recv is not measured: it takes 2 ranks or more\n");
 }

@@ -50,17 +50,7 @@ fn a_base_in_4_bits_has_one_curve() {
     );
     let (mut other, out) = (FINETUNE.command(), folder.argument("other"));
     other.args([
-        "--model",
-        &base,
-        "--data",
-        &data,
-        "--out",
-        &out,
-        "--overwrite",
-        "--length",
-        "16",
-        "--lora-rank",
-        "2",
+        "--model", &base, "--data", &data, "--out", &out, "--overwrite", "--length", "16", "--lora-rank", "2",
     ]);
     let output = other.args(["--batch-size", "4", "--steps", "4", "--resume"]).args(keep).output().unwrap();
     let said = text(&output.stderr);

@@ -15,28 +15,12 @@ const PRETRAIN: Girandole = Girandole("pretrain");
 /// Environment variable for the number of kills, and its default.
 const KILLS: (&str, usize) = ("GIRANDOLE_FAULT_ROUNDS", 4);
 const LAYOUTS: [&str; 10] = [
-    "shard=2",
-    "tp=4",
-    "dp=1",
-    "pp=2,dp=2",
-    "tp=2",
-    "pp=2,shard=2",
-    "dp=2",
-    "shard=2,tp=2",
-    "cp=2",
+    "shard=2", "tp=4", "dp=1", "pp=2,dp=2", "tp=2", "pp=2,shard=2", "dp=2", "shard=2,tp=2", "cp=2",
     "shard=2,cp=2",
 ];
 /// Layouts of a model with experts.
 const EXPERT_LAYOUTS: [&str; 10] = [
-    "ep=2",
-    "shard=2,ep=2",
-    "pp=2",
-    "ep=4",
-    "pp=2,ep=2",
-    "dp=1",
-    "ep=2,tp=2",
-    "dp=2,ep=2",
-    "shard=2",
+    "ep=2", "shard=2,ep=2", "pp=2", "ep=4", "pp=2,ep=2", "dp=1", "ep=2,tp=2", "dp=2,ep=2", "shard=2",
     "cp=2,ep=2",
 ];
 /// Layouts of two groups that train on their own.

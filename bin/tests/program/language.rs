@@ -13,18 +13,7 @@ pub(crate) const FINETUNE: Girandole = Girandole("finetune");
 
 /// A small model, with rows that every layout can divide.
 pub(crate) const SMALL: [&str; 12] = [
-    "--layers",
-    "2",
-    "--hidden",
-    "32",
-    "--heads",
-    "4",
-    "--length",
-    "16",
-    "--batch-size",
-    "8",
-    "--lr",
-    "0.01",
+    "--layers", "2", "--hidden", "32", "--heads", "4", "--length", "16", "--batch-size", "8", "--lr", "0.01",
 ];
 
 fn words() -> String {
@@ -184,17 +173,7 @@ fn adapters_are_trained_and_merged() {
     let (base, adapters, merged) =
         (folder.argument("out"), folder.argument("adapters"), folder.argument("merged"));
     let common = [
-        "--model",
-        &base,
-        "--data",
-        &data,
-        "--steps",
-        "4",
-        "--length",
-        "16",
-        "--batch-size",
-        "8",
-        "--lr",
+        "--model", &base, "--data", &data, "--steps", "4", "--length", "16", "--batch-size", "8", "--lr",
         "0.01",
     ];
     let lora = ["--lora-rank", "4", "--lora-targets", "q_proj,v_proj", "--mesh", "pp=2,shard=2"];
@@ -275,19 +254,8 @@ fn a_text_is_made_tokens_of_once() {
     let (out, metrics, other) =
         (folder.argument("out"), folder.argument("metrics.jsonl"), folder.argument("other.txt"));
     let options = [
-        "--data",
-        &data,
-        "--out",
-        &out,
-        "--metrics",
-        &metrics,
-        "--steps",
-        "6",
-        "--mesh",
-        "dp=2",
-        "--evaluate",
-        &other,
-        "--overwrite",
+        "--data", &data, "--out", &out, "--metrics", &metrics, "--steps", "6", "--mesh", "dp=2",
+        "--evaluate", &other, "--overwrite",
     ];
     let mut command = PRETRAIN.command();
     command.args(options).args(SMALL).env("TMPDIR", &temporary).stdout(Stdio::piped()).stderr(Stdio::piped());

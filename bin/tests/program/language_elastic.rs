@@ -16,20 +16,8 @@ const STEPS: usize = 120;
 
 /// A small model and 12 rows per step, which 4, 3, 2 and 1 ranks divide.
 const SMALL: [&str; 14] = [
-    "--layers",
-    "2",
-    "--hidden",
-    "32",
-    "--heads",
-    "4",
-    "--length",
-    "16",
-    "--batch-size",
-    "12",
-    "--steps",
-    "120",
-    "--evaluate-every",
-    "7",
+    "--layers", "2", "--hidden", "32", "--heads", "4", "--length", "16", "--batch-size", "12", "--steps",
+    "120", "--evaluate-every", "7",
 ];
 
 /// Returns the number of lines of a file, which may not be there yet.

@@ -26,21 +26,8 @@ impl Runs {
         let files = ["text.txt", "base", "out", "m.jsonl"].map(|name| runs.folder.argument(name));
         let [data, model, out, metrics] = &files;
         let common = [
-            "--data",
-            data,
-            "--model",
-            model,
-            "--out",
-            out,
-            "--metrics",
-            metrics,
-            "--overwrite",
-            "--tokenizer",
-            "bytes",
-            "--steps",
-            "3",
-            "--length",
-            "16",
+            "--data", data, "--model", model, "--out", out, "--metrics", metrics, "--overwrite",
+            "--tokenizer", "bytes", "--steps", "3", "--length", "16",
         ];
         Self { common: common.map(String::from).to_vec(), ..runs }
     }

@@ -26,29 +26,9 @@ fn groups_learn_the_same_in_every_layout_of_a_group() {
     let [data, out, lines] = ["text.txt", "out", "m.jsonl"].map(|name| folder.argument(name));
     let run = |lr: &str, options: &[&str]| {
         let common = [
-            "--data",
-            &data,
-            "--out",
-            &out,
-            "--metrics",
-            &lines,
-            "--overwrite",
-            "--evaluate",
-            &data,
-            "--evaluate-every",
-            "4",
-            "--layers",
-            "2",
-            "--hidden",
-            "32",
-            "--heads",
-            "4",
-            "--length",
-            "16",
-            "--steps",
-            "7",
-            "--lr",
-            lr,
+            "--data", &data, "--out", &out, "--metrics", &lines, "--overwrite", "--evaluate", &data,
+            "--evaluate-every", "4", "--layers", "2", "--hidden", "32", "--heads", "4", "--length", "16",
+            "--steps", "7", "--lr", lr,
         ];
         PRETRAIN.succeed(&[&common[..], options].concat());
         losses(&folder.path("m.jsonl"))

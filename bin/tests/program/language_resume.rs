@@ -52,21 +52,8 @@ fn options_that_a_resumed_run_has_otherwise_are_named() {
     let same = runs.run(&with(&["--steps", "4", "--resume"]));
     assert_eq!(same, "note: going on after step 4, from kept/checkpoint-00000002\n");
     let said = runs.run(&with(&[
-        "--steps",
-        "6",
-        "--lr",
-        "0.01",
-        "--schedule",
-        "wsd",
-        "--warmup",
-        "2",
-        "--weight-decay",
-        "0",
-        "--betas",
-        "0.9,0.99",
-        "--mesh",
-        "dp=2",
-        "--resume",
+        "--steps", "6", "--lr", "0.01", "--schedule", "wsd", "--warmup", "2", "--weight-decay", "0",
+        "--betas", "0.9,0.99", "--mesh", "dp=2", "--resume",
     ]));
     let expected = "note: other options than those of the checkpoint: --betas 0.9,0.95, now 0.9,0.99; --lr 0.0003, now 0.01; \
                     --schedule cosine, now wsd; --steps 4, now 6; --warmup 0, now 2; --weight-decay 0.1, now 0\n";
@@ -204,14 +191,9 @@ fn what_was_refused_is_refused_again_after_a_restart() {
         let arguments = Runs::arguments(&[options, &["--steps", "5"]].concat()).join(" ");
         let script = format!("{program} pretrain {arguments}");
         let mut command = crate::common::girandole();
-        command.current_dir(runs.0.path("")).args([
-            "launch",
-            "--nproc-per-node",
-            "1",
-            "--max-restarts",
-            "1",
-            "--",
-        ]);
+        command
+            .current_dir(runs.0.path(""))
+            .args(["launch", "--nproc-per-node", "1", "--max-restarts", "1", "--"]);
         command.args(["sh", "-c", &script]).output().unwrap()
     };
     for (options, reason) in [
@@ -245,14 +227,7 @@ fn adapters_do_not_go_beside_a_whole_model() {
     let output = finetune(&["--model", "out", "--lora-rank", "2", "--out", "adapters"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let output = finetune(&[
-        "--model",
-        "out",
-        "--adapters",
-        "adapters",
-        "--out",
-        "adapters",
-        "--merge",
-        "--overwrite",
+        "--model", "out", "--adapters", "adapters", "--out", "adapters", "--merge", "--overwrite",
     ]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(!runs.0.path("adapters/adapter_config.json").exists());

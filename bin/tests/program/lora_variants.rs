@@ -9,16 +9,8 @@ use crate::common::{Girandole, losses, refuse_with, text};
 use crate::language::{FINETUNE, PRETRAIN, SMALL, folder};
 
 const VARIANT: [&str; 10] = [
-    "--lora-rank",
-    "4",
-    "--lora-rslora",
-    "--lora-dora",
-    "--lora-rank-pattern",
-    "q_proj=2,down_proj=8",
-    "--lora-alpha-pattern",
-    r"layers\.0\..*=3",
-    "--lora-save-modules",
-    "lm_head",
+    "--lora-rank", "4", "--lora-rslora", "--lora-dora", "--lora-rank-pattern", "q_proj=2,down_proj=8",
+    "--lora-alpha-pattern", r"layers\.0\..*=3", "--lora-save-modules", "lm_head",
 ];
 
 #[test]

@@ -17,18 +17,8 @@ const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/fixt
 
 /// As `make_preferences.py` trains.
 pub(crate) const AS_TRL: [&str; 12] = [
-    "--lr",
-    "0.002",
-    "--schedule",
-    "constant",
-    "--weight-decay",
-    "0",
-    "--betas",
-    "0.9,0.95",
-    "--clip",
-    "1",
-    "--log-every",
-    "1",
+    "--lr", "0.002", "--schedule", "constant", "--weight-decay", "0", "--betas", "0.9,0.95", "--clip", "1",
+    "--log-every", "1",
 ];
 
 fn pairs() -> String {

@@ -38,27 +38,8 @@ fn a_recipe_is_as_if_it_were_typed_and_the_command_line_wins() {
     };
     let typed = |steps, no_shuffle: &[&str]| {
         let options = [
-            "--data",
-            &a,
-            &b,
-            "--out",
-            &out,
-            "--layers",
-            "2",
-            "--hidden",
-            "32",
-            "--heads",
-            "4",
-            "--length",
-            "16",
-            "--batch-size",
-            "8",
-            "--lr",
-            "0.01",
-            "--betas",
-            "0.9,0.9",
-            "--steps",
-            steps,
+            "--data", &a, &b, "--out", &out, "--layers", "2", "--hidden", "32", "--heads", "4", "--length",
+            "16", "--batch-size", "8", "--lr", "0.01", "--betas", "0.9,0.9", "--steps", steps,
         ];
         losses_of(&[&options[..], no_shuffle].concat())
     };

@@ -11,18 +11,7 @@ use crate::common::{Folder, Girandole, metrics};
 const PRETRAIN: Girandole = Girandole("pretrain");
 
 const SMALL: [&str; 12] = [
-    "--layers",
-    "1",
-    "--hidden",
-    "16",
-    "--heads",
-    "2",
-    "--length",
-    "16",
-    "--batch-size",
-    "4",
-    "--lr",
-    "0.01",
+    "--layers", "1", "--hidden", "16", "--heads", "2", "--length", "16", "--batch-size", "4", "--lr", "0.01",
 ];
 
 /// Computes CRC-32C bit by bit, with TFRecord's mask.
@@ -159,22 +148,8 @@ fn event_files_have_what_the_metrics_have_and_a_resumed_run_appends() {
     let [data, out, lines, events, kept] =
         ["text.txt", "out", "m.jsonl", "events", "kept"].map(|name| folder.argument(name));
     let common = [
-        "--data",
-        &data,
-        "--out",
-        &out,
-        "--metrics",
-        &lines,
-        "--tensorboard",
-        &events,
-        "--checkpoint-dir",
-        &kept,
-        "--checkpoint-every",
-        "2",
-        "--evaluate",
-        &data,
-        "--evaluate-every",
-        "2",
+        "--data", &data, "--out", &out, "--metrics", &lines, "--tensorboard", &events, "--checkpoint-dir",
+        &kept, "--checkpoint-every", "2", "--evaluate", &data, "--evaluate-every", "2",
     ];
     let run = |options: &[&str]| PRETRAIN.succeed(&[&common[..], &SMALL, options].concat());
     run(&["--steps", "5", "--mesh", "shard=2"]);

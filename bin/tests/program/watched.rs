@@ -90,15 +90,7 @@ pub(crate) fn replayed(
     }
     let (world_size, epochs) = (last.to_string(), epochs.to_string());
     let own = [
-        "--world-size",
-        &world_size,
-        "--epochs",
-        &epochs,
-        &resume,
-        "--checkpoint-dir",
-        &dir,
-        "--save",
-        &saved,
+        "--world-size", &world_size, "--epochs", &epochs, &resume, "--checkpoint-dir", &dir, "--save", &saved,
     ];
     command.succeed(&[job.options, &own].concat());
     std::fs::read(saved).unwrap()

@@ -13,14 +13,8 @@ use launch::machine::{gpu_count, in_path};
 
 /// Folders searched for shared libraries, in addition to those of `LD_LIBRARY_PATH`.
 const LIBRARY_FOLDERS: [&str; 8] = [
-    "/usr/local/cuda/lib64",
-    "/usr/local/lib",
-    "/usr/lib64",
-    "/usr/lib",
-    "/lib64",
-    "/lib",
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
+    "/usr/local/cuda/lib64", "/usr/local/lib", "/usr/lib64", "/usr/lib", "/lib64", "/lib",
+    "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu",
 ];
 
 /// Availability of one backend in this build and on this machine.

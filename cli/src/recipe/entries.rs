@@ -174,12 +174,7 @@ mod tests {
     fn values_become_arguments() {
         let text = "# A run.\nlr = 1e-3\nbatch-size = 0x1_0\ndata = ['a b', \"c=2\"]\nout = 'x'\nbetas = [0.9, 0.95]\nresume = true\nmerge = false\n";
         let expected = [
-            "--lr=1e-3",
-            "--batch-size=16",
-            "--data=a b",
-            "--data=c=2",
-            "--out=x",
-            "--betas=0.9,0.95",
+            "--lr=1e-3", "--batch-size=16", "--data=a b", "--data=c=2", "--out=x", "--betas=0.9,0.95",
             "--resume",
         ];
         assert_eq!(read(text).unwrap(), expected);

@@ -91,11 +91,7 @@ mod tests {
     #[test]
     fn the_three_forms_are_read_and_printed() {
         for text in [
-            "env://",
-            "tcp://localhost:29500",
-            "tcp://10.0.0.1:1",
-            "tcp://[::1]:65535",
-            "file:///tmp/meet me",
+            "env://", "tcp://localhost:29500", "tcp://10.0.0.1:1", "tcp://[::1]:65535", "file:///tmp/meet me",
         ] {
             assert_eq!(text.parse::<InitMethod>().unwrap().to_string(), text);
         }

@@ -178,9 +178,7 @@ impl TrainConfig {
         self.far.check()?;
         if let Some(clip) = self.clip.filter(|clip| clip.is_nan() || *clip < 0.0) {
             return Err(Error::invalid(
-                "the largest norm of the gradients",
-                clip,
-                "give a number, 0 or more",
+                "the largest norm of the gradients", clip, "give a number, 0 or more",
             ));
         }
         for (what, every) in [

@@ -214,17 +214,8 @@ fn whichever_experts_the_tokens_choose() {
             assert!(is_chosen(&of(0)) && !is_chosen(&of(4)), "{case:?}");
         }
         for layout in [
-            "ep=2",
-            "ep=4",
-            "dp=2,ep=2",
-            "ep=2,tp=2",
-            "cp=2,ep=2",
-            "pp=2,ep=2",
-            "pp=2,ep=4",
-            "shard=2,ep=2",
-            "dp=2,shard=2,ep=2",
-            "shard=2,ep=2,tp=2",
-            "shard=2,cp=2,ep=2",
+            "ep=2", "ep=4", "dp=2,ep=2", "ep=2,tp=2", "cp=2,ep=2", "pp=2,ep=2", "pp=2,ep=4", "shard=2,ep=2",
+            "dp=2,shard=2,ep=2", "shard=2,ep=2,tp=2", "shard=2,cp=2,ep=2",
         ] {
             let parts = layout.parse::<Layout>().unwrap();
             if parts.cp > case.length || case.rows < parts.data_ranks() * case.micro_batches {
@@ -318,20 +309,8 @@ fn checkpoints_go_on_with_another_number_of_ranks() {
     };
     let (one, many) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     for layout in [
-        "ep=2",
-        "",
-        "dp=2,ep=2",
-        "tp=2",
-        "ep=4",
-        "shard=2",
-        "ep=2,tp=2",
-        "pp=2,ep=2",
-        "cp=2,ep=2",
-        "pp=2,shard=2,ep=2",
-        "shard=2,ep=2",
-        "pp=2",
-        "shard=2,ep=2,tp=2",
-        "dp=2,shard=2,ep=2",
+        "ep=2", "", "dp=2,ep=2", "tp=2", "ep=4", "shard=2", "ep=2,tp=2", "pp=2,ep=2", "cp=2,ep=2",
+        "pp=2,shard=2,ep=2", "shard=2,ep=2", "pp=2", "shard=2,ep=2,tp=2", "dp=2,shard=2,ep=2",
     ] {
         let (expected, whole) = go_on("", one.path(), 2);
         let (got, all) = go_on(layout, many.path(), 2);
@@ -366,13 +345,7 @@ fn what_a_run_asks_of_a_model_is_the_same() {
     let (expected, lost, parameters) = ask("");
     assert_eq!(lost, 0);
     for layout in [
-        "ep=2",
-        "dp=2,ep=2",
-        "ep=2,tp=2",
-        "cp=2,ep=2",
-        "pp=2,ep=2",
-        "pp=2,shard=2,ep=2",
-        "shard=2,ep=2",
+        "ep=2", "dp=2,ep=2", "ep=2,tp=2", "cp=2,ep=2", "pp=2,ep=2", "pp=2,shard=2,ep=2", "shard=2,ep=2",
         "shard=2,cp=2,ep=2",
     ] {
         let (got, lost, count) = ask(layout);

@@ -64,17 +64,8 @@ fn expected(held: Held) -> Evaluation {
 #[test]
 fn exactly_the_rows_that_are_asked_for_count_in_every_layout() {
     let layouts = [
-        "",
-        "dp=2",
-        "shard=2",
-        "tp=2",
-        "pp=2",
-        "pp=2,dp=2",
-        "shard=2,tp=2",
-        "pp=2,shard=2,tp=2",
-        "cp=2",
-        "dp=2,cp=2",
-        "pp=2,cp=2",
+        "", "dp=2", "shard=2", "tp=2", "pp=2", "pp=2,dp=2", "shard=2,tp=2", "pp=2,shard=2,tp=2", "cp=2",
+        "dp=2,cp=2", "pp=2,cp=2",
     ];
     // Held-out rows, and how many of them are asked for: fewer than a batch, no multiple of one, and more than there are.
     let asked = [(1, 64), (3, 64), (20, 1), (20, 11), (20, 13), (20, 64)];

@@ -96,13 +96,7 @@ pub(crate) fn assert_close(got: &[f64], expected: &[f64], what: &str) {
 }
 
 const LAYOUTS: [&str; 8] = [
-    "far=2",
-    "far=2,dp=2",
-    "far=2,shard=2",
-    "far=2,tp=2",
-    "far=2,pp=2",
-    "far=2,cp=2",
-    "far=2,dp=2,tp=2",
+    "far=2", "far=2,dp=2", "far=2,shard=2", "far=2,tp=2", "far=2,pp=2", "far=2,cp=2", "far=2,dp=2,tp=2",
     "far=2,pp=2,shard=2",
 ];
 

@@ -130,12 +130,7 @@ fn the_others_go_on_without_a_group_that_is_lost() {
         let away = vec![(group, step..usize::MAX)];
         let (losses, expected) = ByHand { config: elastic(far, None), groups: 2, away }.train();
         for layout in [
-            "far=2",
-            "far=2,dp=2",
-            "far=2,shard=2",
-            "far=2,tp=2",
-            "far=2,pp=2",
-            "far=2,cp=2",
+            "far=2", "far=2,dp=2", "far=2,shard=2", "far=2,tp=2", "far=2,pp=2", "far=2,cp=2",
             "far=2,dp=2,tp=2",
         ] {
             let of_group = layout.parse::<Layout>().unwrap().ranks() / 2;

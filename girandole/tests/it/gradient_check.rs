@@ -14,19 +14,8 @@ use girandole::{Batch, InitialWeights, Layout, Parallel, ParallelConfig};
 use crate::common::{Setup, own_batch};
 
 const LAYOUTS: [&str; 13] = [
-    "",
-    "dp=2",
-    "shard=2",
-    "tp=2",
-    "pp=2",
-    "dp=2,shard=2",
-    "shard=2,tp=2",
-    "pp=2,tp=2",
-    "cp=2",
-    "pp=2,cp=2",
-    "shard=2,cp=2",
-    "pp=2,shard=2",
-    "pp=2,dp=2",
+    "", "dp=2", "shard=2", "tp=2", "pp=2", "dp=2,shard=2", "shard=2,tp=2", "pp=2,tp=2", "cp=2", "pp=2,cp=2",
+    "shard=2,cp=2", "pp=2,shard=2", "pp=2,dp=2",
 ];
 
 fn bits(parallel: &Parallel<impl Model>) -> Vec<Vec<u64>> {

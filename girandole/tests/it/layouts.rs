@@ -75,33 +75,10 @@ pub(crate) fn assert_equal(layout: &str, got: &Trained, expected: &Trained, tole
 
 /// Those that every capability goes through.
 pub(crate) const LAYOUTS: [&str; 27] = [
-    "dp=2",
-    "dp=4",
-    "shard=2",
-    "shard=4",
-    "dp=2,shard=2",
-    "tp=2",
-    "tp=4",
-    "dp=2,tp=2",
-    "shard=2,tp=2",
-    "dp=2,shard=2,tp=2",
-    "pp=2",
-    "pp=4",
-    "pp=2,dp=2",
-    "pp=2,shard=2",
-    "pp=2,tp=2",
-    "pp=2,dp=2,shard=2",
-    "pp=2,shard=2,tp=2",
-    "pp=2,dp=2,tp=2",
-    "cp=2",
-    "cp=3",
-    "cp=4",
-    "dp=2,cp=2",
-    "shard=2,cp=2",
-    "cp=2,tp=2",
-    "pp=2,cp=2",
-    "pp=2,shard=2,cp=2",
-    "pp=2,cp=2,tp=2",
+    "dp=2", "dp=4", "shard=2", "shard=4", "dp=2,shard=2", "tp=2", "tp=4", "dp=2,tp=2", "shard=2,tp=2",
+    "dp=2,shard=2,tp=2", "pp=2", "pp=4", "pp=2,dp=2", "pp=2,shard=2", "pp=2,tp=2", "pp=2,dp=2,shard=2",
+    "pp=2,shard=2,tp=2", "pp=2,dp=2,tp=2", "cp=2", "cp=3", "cp=4", "dp=2,cp=2", "shard=2,cp=2", "cp=2,tp=2",
+    "pp=2,cp=2", "pp=2,shard=2,cp=2", "pp=2,cp=2,tp=2",
 ];
 
 /// More ranks along one axis than the others have: with other rows, weights or models they compute as those with fewer.
@@ -123,25 +100,9 @@ pub(crate) const FEW_SCHEDULES: [ScheduleKind; 4] =
 
 /// With experts divided over ranks: 12 experts, of which 8 ranks have one or two each.
 pub(crate) const EXPERT_LAYOUTS: [&str; 20] = [
-    "ep=2",
-    "ep=4",
-    "ep=8",
-    "dp=2,ep=2",
-    "ep=2,tp=2",
-    "dp=2,ep=2,tp=2",
-    "cp=2,ep=2",
-    "dp=2,cp=2,ep=2",
-    "pp=2,ep=2",
-    "pp=4,ep=2",
-    "pp=2,ep=4",
-    "pp=2,dp=2,ep=2",
-    "pp=2,shard=2,ep=2",
-    "pp=2,ep=2,tp=2",
-    "pp=2,cp=2,ep=2",
-    "shard=2,ep=2",
-    "shard=2,ep=4",
-    "dp=2,shard=2,ep=2",
-    "shard=2,ep=2,tp=2",
+    "ep=2", "ep=4", "ep=8", "dp=2,ep=2", "ep=2,tp=2", "dp=2,ep=2,tp=2", "cp=2,ep=2", "dp=2,cp=2,ep=2",
+    "pp=2,ep=2", "pp=4,ep=2", "pp=2,ep=4", "pp=2,dp=2,ep=2", "pp=2,shard=2,ep=2", "pp=2,ep=2,tp=2",
+    "pp=2,cp=2,ep=2", "shard=2,ep=2", "shard=2,ep=4", "dp=2,shard=2,ep=2", "shard=2,ep=2,tp=2",
     "shard=2,cp=2,ep=2",
 ];
 

@@ -15,21 +15,8 @@ use girandole::training::{Adam, AdamConfig, Checkpoint, CheckpointConfig, Checkp
 use girandole::{Batch, DistributedModel, InitialWeights, Layout, Parallel, ParallelConfig};
 
 const LAYOUTS: [&str; 15] = [
-    "dp=2",
-    "shard=2",
-    "tp=2",
-    "pp=2",
-    "dp=2,shard=2",
-    "dp=2,tp=2",
-    "shard=2,tp=2",
-    "pp=2,dp=2",
-    "pp=2,shard=2",
-    "pp=2,tp=2",
-    "pp=2,shard=2,tp=2",
-    "pp=2,dp=2,tp=2",
-    "cp=2",
-    "shard=2,cp=2",
-    "pp=2,cp=2",
+    "dp=2", "shard=2", "tp=2", "pp=2", "dp=2,shard=2", "dp=2,tp=2", "shard=2,tp=2", "pp=2,dp=2",
+    "pp=2,shard=2", "pp=2,tp=2", "pp=2,shard=2,tp=2", "pp=2,dp=2,tp=2", "cp=2", "shard=2,cp=2", "pp=2,cp=2",
 ];
 
 #[test]

@@ -7,22 +7,8 @@ use girandole::training::{AdamConfig, Muon, MuonConfig, StepOptimizer};
 use girandole::{DistributedModel, Layout, Recompute};
 
 const LAYOUTS: [&str; 16] = [
-    "dp=2",
-    "dp=3",
-    "shard=2",
-    "shard=3",
-    "tp=2",
-    "pp=2",
-    "cp=2",
-    "dp=2,shard=2",
-    "shard=2,tp=2",
-    "dp=2,tp=2",
-    "pp=2,shard=2",
-    "pp=2,tp=2",
-    "pp=2,dp=2",
-    "shard=2,cp=2",
-    "pp=2,shard=2,tp=2",
-    "pp=3,cp=2",
+    "dp=2", "dp=3", "shard=2", "shard=3", "tp=2", "pp=2", "cp=2", "dp=2,shard=2", "shard=2,tp=2",
+    "dp=2,tp=2", "pp=2,shard=2", "pp=2,tp=2", "pp=2,dp=2", "shard=2,cp=2", "pp=2,shard=2,tp=2", "pp=3,cp=2",
 ];
 
 const STEPS: usize = 5;
@@ -80,15 +66,7 @@ fn every_layout_steps_as_one_process() {
 fn matrices_of_experts_are_stepped_each_by_itself() {
     let setup = Setup { experts: true, recompute: Recompute::Units, ..Setup::default() };
     let layouts = [
-        "dp=2",
-        "shard=2",
-        "tp=2",
-        "pp=2",
-        "ep=2",
-        "dp=2,ep=2",
-        "ep=2,tp=2",
-        "shard=2,tp=2",
-        "pp=2,ep=2",
+        "dp=2", "shard=2", "tp=2", "pp=2", "ep=2", "dp=2,ep=2", "ep=2,tp=2", "shard=2,tp=2", "pp=2,ep=2",
         "shard=2,ep=2",
     ];
     agree(&layouts, setup);

@@ -39,18 +39,8 @@ fn train(layout: &str, setup: Setup) -> Trained {
 
 /// Includes meshes of two and three axes.
 const LAYOUTS: [&str; 12] = [
-    "",
-    "dp=2",
-    "shard=2",
-    "tp=2",
-    "pp=2",
-    "dp=2,shard=2",
-    "shard=2,tp=2",
-    "pp=2,shard=2",
-    "pp=2,dp=2",
-    "pp=2,shard=2,tp=2",
-    "shard=2,cp=2",
-    "pp=2,cp=2",
+    "", "dp=2", "shard=2", "tp=2", "pp=2", "dp=2,shard=2", "shard=2,tp=2", "pp=2,shard=2", "pp=2,dp=2",
+    "pp=2,shard=2,tp=2", "shard=2,cp=2", "pp=2,cp=2",
 ];
 
 fn equal_to_the_bit(dtype: DType, tied: bool, schedule: ScheduleKind, layouts: &[&str]) {

@@ -11,13 +11,8 @@ use crate::group::{Group, Setup, in_parallel};
 const BOUND_MS: f64 = 5000.0;
 
 const COLLECTIVES: [&str; 7] = [
-    "all_reduce f32 4 sum",
-    "all_reduce f32 2000000 sum",
-    "broadcast f32 1000 0",
-    "reduce f32 1000 sum 0",
-    "all_gather f32 1000",
-    "reduce_scatter f32 1000 sum",
-    "barrier",
+    "all_reduce f32 4 sum", "all_reduce f32 2000000 sum", "broadcast f32 1000 0", "reduce f32 1000 sum 0",
+    "all_gather f32 1000", "reduce_scatter f32 1000 sum", "barrier",
 ];
 
 /// Kills the victim when all are ready, and asserts that the others report it. Returns the longest delay in

@@ -248,16 +248,8 @@ fn report(rank: usize) {
 
 fn environment() {
     let names = [
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "GIRANDOLE_SECRET",
-        "GIRANDOLE_JOB_ID",
-        "RAYON_NUM_THREADS",
+        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+        "GIRANDOLE_SECRET", "GIRANDOLE_JOB_ID", "RAYON_NUM_THREADS",
     ];
     let words = names.map(|name| format!("{name}={}", std::env::var(name).unwrap_or_default()));
     let secret = std::env::var("GIRANDOLE_SECRET").unwrap();

@@ -7,19 +7,8 @@ use crate::program::ROLE;
 
 /// Prefixes of the variables that launchers and schedulers set.
 const OTHERS: [&str; 13] = [
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "NODE_",
-    "GROUP_",
-    "ROLE_",
-    "MASTER_",
-    "TORCHELASTIC_",
-    "GIRANDOLE_",
-    "PET_",
-    "SLURM_",
-    "OMPI_",
-    "PMI",
+    "RANK", "WORLD_SIZE", "LOCAL_", "NODE_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "GIRANDOLE_",
+    "PET_", "SLURM_", "OMPI_", "PMI",
 ];
 
 /// Returns the command of the program in this role, without variables about ranks from this process's environment.

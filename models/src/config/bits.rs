@@ -13,11 +13,8 @@ pub(crate) const FIELD: &str = "quantization_config";
 
 /// Fields that say how others load and compute, or which layers were quantized: tensors themselves say that.
 const WITHOUT_EFFECT: [&str; 5] = [
-    "bnb_4bit_compute_dtype",
-    "bnb_4bit_quant_storage",
-    "bnb_4bit_use_double_quant",
-    "llm_int8_enable_fp32_cpu_offload",
-    "llm_int8_skip_modules",
+    "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "bnb_4bit_use_double_quant",
+    "llm_int8_enable_fp32_cpu_offload", "llm_int8_skip_modules",
 ];
 
 /// Checks the field; returns a note where what is computed is not what transformers computes.

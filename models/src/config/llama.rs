@@ -182,9 +182,7 @@ fn qwen_windows(fields: &mut Fields<'_>, num_layers: usize) -> Result<Vec<Option
     let window = window.filter(|_| is_on);
     if windowed.contains(&true) && window.is_none() {
         return Err(fields.config_error(
-            "sliding_window",
-            "missing or turned off",
-            "blocks of sliding_attention need one",
+            "sliding_window", "missing or turned off", "blocks of sliding_attention need one",
         ));
     }
     Ok(windowed.into_iter().map(|is_windowed| window.filter(|_| is_windowed)).collect())

@@ -19,17 +19,8 @@ const MAX_RANK: usize = 1 << 31;
 
 /// Fields that have no effect here.
 const HARMLESS: &[&str] = &[
-    "auto_mapping",
-    "base_model_name_or_path",
-    "eva_config",
-    "fan_in_fan_out",
-    "inference_mode",
-    "layers_pattern",
-    "megatron_core",
-    "peft_version",
-    "qalora_group_size",
-    "revision",
-    "task_type",
+    "auto_mapping", "base_model_name_or_path", "eva_config", "fan_in_fan_out", "inference_mode",
+    "layers_pattern", "megatron_core", "peft_version", "qalora_group_size", "revision", "task_type",
 ];
 
 /// Which layers have adapters, and their rank and scale.

@@ -14,17 +14,8 @@ const WARMUP: usize = 5;
 
 /// Names of the model folders.
 pub(crate) const FOLDERS: [&str; 11] = [
-    "deepseek",
-    "deepseek-direct",
-    "llama",
-    "llama-tied",
-    "mistral",
-    "mixtral",
-    "qwen2",
-    "qwen2-moe",
-    "qwen3",
-    "qwen3-moe",
-    "gpt2",
+    "deepseek", "deepseek-direct", "llama", "llama-tied", "mistral", "mixtral", "qwen2", "qwen2-moe",
+    "qwen3", "qwen3-moe", "gpt2",
 ];
 
 pub(crate) fn folder(name: &str) -> PathBuf {

@@ -49,9 +49,7 @@ fn answers_of_no_weight_are_not_trained_on() {
     };
     for template in [plain, only_answers] {
         for first in [
-            r#", "weight": 0"#,
-            r#", "weight": 0.0"#,
-            r#", "train": false"#,
+            r#", "weight": 0"#, r#", "weight": 0.0"#, r#", "train": false"#,
             r#", "train": false, "weight": 0"#,
         ] {
             assert_eq!(of(template, first, r#", "weight": 0"#).unwrap(), ["two\n"], "{first}");

@@ -145,7 +145,7 @@ fn changed(name: &str, change: impl Fn(&mut HashMap<String, Tensor>, &mut String
     change(&mut tensors, &mut config);
     fs::write(out.path().join("config.json"), config).unwrap();
     candle_core::safetensors::save(&tensors, out.path().join("model.safetensors")).unwrap();
-    let said = match Weights::folder(out.path()) {
+    match Weights::folder(out.path()) {
         Err(error) => error.to_string(),
         Ok(weights) => {
             let builder = weights.tensors(DType::F32, &Device::Cpu);
@@ -154,8 +154,7 @@ fn changed(name: &str, change: impl Fn(&mut HashMap<String, Tensor>, &mut String
             // Where it is asked for, a backtrace follows.
             weights.shapes().iter().find_map(read).expect("an error").lines().next().unwrap().to_string()
         }
-    };
-    said
+    }
 }
 
 fn read(folder: &Path) -> HashMap<String, Tensor> {

@@ -149,19 +149,7 @@ fn texts_have_the_same_tokens() {
     let [before, exported, again] =
         [&folder("tokenizer"), &path, &saved].map(|model| Tokenizer::from_folder(model).unwrap());
     let words = [
-        "def ",
-        "naïve",
-        " — ",
-        "日本",
-        "</s>",
-        "🕯️",
-        "\n\n",
-        "   ",
-        "1234",
-        "it's",
-        "<s>",
-        "\t",
-        "É",
+        "def ", "naïve", " — ", "日本", "</s>", "🕯️", "\n\n", "   ", "1234", "it's", "<s>", "\t", "É",
         "return torch",
     ];
     for number in 0..1000usize {

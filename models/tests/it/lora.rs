@@ -251,8 +251,7 @@ fn folders_of_adapters_that_cannot_be_are_named() {
         ),
         ("\"alpha_pattern\": {}", "\"alpha_pattern\": {\"v_proj\": null}", "alpha_pattern.v_proj is null"),
         (
-            "\"modules_to_save\": null",
-            "\"modules_to_save\": [\"head\"]",
+            "\"modules_to_save\": null", "\"modules_to_save\": [\"head\"]",
             "save_modules is head; modules that can",
         ),
         ("\"modules_to_save\": null", "\"modules_to_save\": \"lm_head\"", "modules_to_save is \"lm_head\""),

@@ -185,16 +185,8 @@ pub fn adam(var: &Var, gradient: &Tensor, means: [&Tensor; 2], numbers: [f32; 9]
                             of_squares.as_cuda_slice_mut::<f32>()?
                         ],
                         [
-                            count as u64,
-                            numbers[0],
-                            numbers[1],
-                            numbers[2],
-                            numbers[3],
-                            numbers[4],
-                            numbers[5],
-                            numbers[6],
-                            numbers[7],
-                            numbers[8]
+                            count as u64, numbers[0], numbers[1], numbers[2], numbers[3], numbers[4],
+                            numbers[5], numbers[6], numbers[7], numbers[8]
                         ]
                     );
                     Ok(())

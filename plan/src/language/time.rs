@@ -257,14 +257,7 @@ mod tests {
         let training = Training { batch_size: 8, length: 32, ..Training::default() };
         let link = Link { latency: 0.0, s_per_byte: 1e-8 };
         for layout in [
-            "dp=4",
-            "shard=4",
-            "tp=4",
-            "shard=2,tp=2",
-            "pp=2,dp=2",
-            "cp=4",
-            "cp=2,tp=2",
-            "pp=2,cp=2",
+            "dp=4", "shard=4", "tp=4", "shard=2,tp=2", "pp=2,dp=2", "cp=4", "cp=2,tp=2", "pp=2,cp=2",
             "shard=2,cp=2",
         ] {
             let layout_cost = subject().compare(&training, &[layout.parse().unwrap()]).unwrap();

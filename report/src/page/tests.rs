@@ -107,10 +107,7 @@ fn a_full_report_has_every_part_and_no_link() {
         assert!(html.contains(part), "{part}");
     }
     for part in [
-        "Peak memory by rank",
-        "resident memory (MiB)",
-        "Speed-up of 2 ranks",
-        "backend",
+        "Peak memory by rank", "resident memory (MiB)", "Speed-up of 2 ranks", "backend",
         "1.82 times as fast",
     ] {
         assert!(html.contains(part), "{part}");

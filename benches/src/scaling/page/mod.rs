@@ -85,18 +85,8 @@ fn curve(points: &[Point<'_>], kind: Kind, colour: usize, of: fn(&Point<'_>) -> 
 
 fn table(points: &[Point<'_>]) -> Table {
     let heads = [
-        "strategy",
-        "ranks",
-        "rows",
-        "step",
-        "rounds",
-        "speed-up",
-        "efficiency",
-        "compute",
-        "communication",
-        "waiting",
-        "sent",
-        "memory",
+        "strategy", "ranks", "rows", "step", "rounds", "speed-up", "efficiency", "compute", "communication",
+        "waiting", "sent", "memory",
     ];
     let row = |point: &Point<'_>| {
         let run = point.run;

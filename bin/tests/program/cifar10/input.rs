@@ -9,12 +9,7 @@ use crate::common::Folder;
 #[test]
 fn options_that_cannot_be_used() {
     for option in [
-        "--epochs",
-        "--batch-size",
-        "--samples",
-        "--test-samples",
-        "--pictures",
-        "--print-every",
+        "--epochs", "--batch-size", "--samples", "--test-samples", "--pictures", "--print-every",
         "--world-size",
     ] {
         for value in ["0", "-1", "x"] {

@@ -77,18 +77,8 @@ fn all_files_are_written_together() {
     let names = ["t.json", "r.html", "m.jsonl", "w.safetensors", "p.png"].map(|name| folder.argument(name));
     let [trace, report, metrics, save, picture] = &names;
     let files = [
-        "--trace",
-        trace,
-        "--report",
-        report,
-        "--metrics",
-        metrics,
-        "--save",
-        save,
-        "--picture",
-        picture,
-        "--pictures",
-        "11",
+        "--trace", trace, "--report", report, "--metrics", metrics, "--save", save, "--picture", picture,
+        "--pictures", "11",
     ];
     CIFAR10.succeed(&[&SHORT[..], &files].concat());
     let report = std::fs::read_to_string(report).unwrap();

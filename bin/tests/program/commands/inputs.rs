@@ -17,15 +17,8 @@ fn pipes_and_devices_are_no_inputs() {
     let pipe = folder.argument("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let commands = [
-        "ddp-linear",
-        "ddp-trainer",
-        "ddp-transformer",
-        "ddp-mlp",
-        "fsdp-mlp",
-        "cifar10",
-        "tensor-parallel-mlp",
-        "tensor-parallel-transformer",
-        "pipeline-transformer",
+        "ddp-linear", "ddp-trainer", "ddp-transformer", "ddp-mlp", "fsdp-mlp", "cifar10",
+        "tensor-parallel-mlp", "tensor-parallel-transformer", "pipeline-transformer",
     ];
     for command in commands {
         for option in ["--init", "--data"] {

@@ -26,15 +26,7 @@ fn underscores_in_names_are_taken() {
     assert!(folder.path("c/latest").is_file());
     // Arguments of the launched program are not changed.
     let launch = [
-        "launch",
-        "--nproc_per_node",
-        "1",
-        "--",
-        "sh",
-        "-c",
-        "test \"$1\" = --my_option",
-        "sh",
-        "--my_option",
+        "launch", "--nproc_per_node", "1", "--", "sh", "-c", "test \"$1\" = --my_option", "sh", "--my_option",
     ];
     succeed(girandole().args(launch));
 }

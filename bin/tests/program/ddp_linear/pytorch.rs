@@ -99,16 +99,7 @@ fn a_run_goes_on_from_saved_weights_and_data() {
     safetensors::save(&[("x", x), ("y", y)].into_iter().collect(), &data).unwrap();
     let file = folder.argument("m.jsonl");
     LINEAR.succeed(&[
-        "--epochs",
-        "1",
-        "--init",
-        &first,
-        "--data",
-        &data,
-        "--save",
-        &second,
-        "--metrics",
-        &file,
+        "--epochs", "1", "--init", &first, "--data", &data, "--save", &second, "--metrics", &file,
     ]);
     let lines = metrics(&folder.path("m.jsonl"));
     assert_eq!((losses_of(&lines, Some("single")).len(), losses_of(&lines, Some("ddp")).len()), (2, 1));

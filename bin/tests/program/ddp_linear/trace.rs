@@ -11,20 +11,8 @@ fn all_files_are_written_together() {
     let (trace, report) = (folder.argument("trace.json"), folder.argument("report.html"));
     let (lines, weights) = (folder.argument("metrics.jsonl"), folder.argument("weights.safetensors"));
     LINEAR.succeed(&[
-        "--epochs",
-        "1",
-        "--samples",
-        "640",
-        "--world-size",
-        "3",
-        "--trace",
-        &trace,
-        "--report",
-        &report,
-        "--metrics",
-        &lines,
-        "--save",
-        &weights,
+        "--epochs", "1", "--samples", "640", "--world-size", "3", "--trace", &trace, "--report", &report,
+        "--metrics", &lines, "--save", &weights,
     ]);
 
     let trace: Value = serde_json::from_str(&std::fs::read_to_string(trace).unwrap()).unwrap();

@@ -235,15 +235,7 @@ fn other_data_are_another_run() {
     }
     let arguments = |data: &str, epochs: &str| {
         let all = [
-            "--batch-size",
-            "2",
-            "--world-size",
-            "2",
-            "--checkpoint-dir",
-            &dir,
-            "--data",
-            data,
-            "--epochs",
+            "--batch-size", "2", "--world-size", "2", "--checkpoint-dir", &dir, "--data", data, "--epochs",
             epochs,
         ];
         all.map(String::from).to_vec()

@@ -24,14 +24,8 @@ fn names_are_pytorchs() {
     let (_, vars) = model(&TransformerConfig { num_layers: 1, ..config() });
     let names: Vec<String> = training::named_vars(&vars).into_iter().map(|(name, _)| name).collect();
     let mut expected: Vec<String> = [
-        "attention.q_linear",
-        "attention.k_linear",
-        "attention.v_linear",
-        "attention.out_linear",
-        "norm1",
-        "ffn.fc1",
-        "ffn.fc2",
-        "norm2",
+        "attention.q_linear", "attention.k_linear", "attention.v_linear", "attention.out_linear", "norm1",
+        "ffn.fc1", "ffn.fc2", "norm2",
     ]
     .iter()
     .flat_map(|name| ["weight", "bias"].map(|part| format!("layers.0.{name}.{part}")))

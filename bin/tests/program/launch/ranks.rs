@@ -66,16 +66,7 @@ fn ranks_are_counted_as_torchrun_counts_them() {
     // Also without `--`; the program keeps its own options.
     let mut command = girandole();
     command.args([
-        "launch",
-        "--nproc-per-node",
-        "2",
-        "sh",
-        "-c",
-        "echo \"$@\"",
-        "x",
-        "--nproc-per-node",
-        "9",
-        "--help",
+        "launch", "--nproc-per-node", "2", "sh", "-c", "echo \"$@\"", "x", "--nproc-per-node", "9", "--help",
     ]);
     assert_eq!(sorted(&succeed(&mut command)), ["--nproc-per-node 9 --help"; 2]);
 }
@@ -84,13 +75,7 @@ fn ranks_are_counted_as_torchrun_counts_them() {
 fn a_free_port_or_the_one_that_is_asked_for() {
     let free = free_port().to_string();
     let ask = [
-        "launch",
-        "--master-addr",
-        "localhost",
-        "--master-port",
-        &free,
-        "sh",
-        "-c",
+        "launch", "--master-addr", "localhost", "--master-port", &free, "sh", "-c",
         "echo $MASTER_ADDR $MASTER_PORT",
     ];
     assert_eq!(text(&succeed(girandole().args(ask)).stdout), format!("localhost {free}\n"));

@@ -19,17 +19,8 @@ fn all_ranks_start_again_as_often_as_they_may() {
                   [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 3";
     let twice = |restarts: &str, script: &str| {
         let mut command = girandole();
-        command.args([
-            "launch",
-            "--nproc-per-node",
-            "2",
-            "--max-restarts",
-            restarts,
-            "--",
-            "sh",
-            "-c",
-            script,
-        ]);
+        command
+            .args(["launch", "--nproc-per-node", "2", "--max-restarts", restarts, "--", "sh", "-c", script]);
         command.output().unwrap()
     };
     let output = twice(
@@ -56,14 +47,7 @@ fn all_ranks_start_again_as_often_as_they_may() {
 fn a_wrong_option_of_our_own_command_is_not_tried_again() {
     let mut command = girandole();
     command.args([
-        "launch",
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-        "3",
-        "girandole",
-        "ddp-linear",
-        "--world-size",
+        "launch", "--nproc-per-node", "2", "--max-restarts", "3", "girandole", "ddp-linear", "--world-size",
         "3",
     ]);
     let output = command.output().unwrap();
@@ -144,14 +128,7 @@ impl Drop for Job {
 fn a_signal_ends_the_job_in_spite_of_restarts() {
     let mut command = girandole();
     command.args([
-        "launch",
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-        "9",
-        "sh",
-        "-c",
-        "echo $$; exec sleep 1000",
+        "launch", "--nproc-per-node", "2", "--max-restarts", "9", "sh", "-c", "echo $$; exec sleep 1000",
     ]);
     let mut job = Job(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
     job.wait_for(|job| Some(()).filter(|()| ranks_of(&job.0).len() == 2));

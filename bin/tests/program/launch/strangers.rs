@@ -31,15 +31,7 @@ const TRAIN: [&str; 3] = ["ddp-transformer", "--epochs", "40"];
 fn start(folder: &Folder, node: &str, port: &str) -> Child {
     let mut command = girandole();
     command.args([
-        "launch",
-        "--nnodes",
-        "2",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        port,
-        "--node-rank",
-        node,
+        "launch", "--nnodes", "2", "--nproc-per-node", "2", "--master-port", port, "--node-rank", node,
     ]);
     command.arg("--").arg("girandole").args(TRAIN);
     let file = |name: &str| File::create(folder.path(&format!("{name}-{node}"))).unwrap();

@@ -128,19 +128,8 @@ mod tests {
     #[test]
     fn what_is_no_list_is_refused() {
         for wrong in [
-            "",
-            "n[",
-            "n]",
-            "n[1",
-            "n[a]",
-            "n[]",
-            "n[2-1]",
-            "n[1-]",
-            "n[-1]",
-            "a,,b",
-            "n[[1]]",
-            "n[0-99999999]",
-            "n[1-2-3]",
+            "", "n[", "n]", "n[1", "n[a]", "n[]", "n[2-1]", "n[1-]", "n[-1]", "a,,b", "n[[1]]",
+            "n[0-99999999]", "n[1-2-3]",
         ] {
             assert!(expand(wrong).is_err(), "{wrong}: {:?}", expand(wrong));
         }

@@ -9,14 +9,8 @@ use crate::{Error, Family, Result};
 
 /// Keys after the architecture's name that change nothing here.
 const HARMLESS: [&str; 8] = [
-    "vocab_size",
-    "tensor_data_layout",
-    "rope.dimension_count",
-    "rope.scaling.finetuned",
-    "attention.key_length_mla",
-    "pooling_type",
-    "expert_shared_count",
-    "attention.max_position_embeddings",
+    "vocab_size", "tensor_data_layout", "rope.dimension_count", "rope.scaling.finetuned",
+    "attention.key_length_mla", "pooling_type", "expert_shared_count", "attention.max_position_embeddings",
 ];
 
 /// The factors by which frequencies are divided.

@@ -56,12 +56,8 @@ mod tests {
     #[test]
     fn other_tags_are_left_alone() {
         for text in [
-            "",
-            "a {% if x %}b{% endif %} {{ '{%' }}",
-            "{% open",
-            "{%}",
-            "{% raw %}{% generation %}{% endraw %}",
-            "é{%-%}",
+            "", "a {% if x %}b{% endif %} {{ '{%' }}", "{% open", "{%}",
+            "{% raw %}{% generation %}{% endraw %}", "é{%-%}",
         ] {
             assert_eq!(with_marks(text), (text.to_string(), false));
         }

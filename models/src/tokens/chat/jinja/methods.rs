@@ -10,17 +10,7 @@ use super::{functions, refuse, strings};
 
 /// All methods of dictionaries, also those that change one, which chat templates must not call.
 pub(super) const OF_DICTIONARIES: &[&str] = &[
-    "clear",
-    "copy",
-    "fromkeys",
-    "get",
-    "items",
-    "keys",
-    "pop",
-    "popitem",
-    "setdefault",
-    "update",
-    "values",
+    "clear", "copy", "fromkeys", "get", "items", "keys", "pop", "popitem", "setdefault", "update", "values",
 ];
 
 /// Calls a method of a value.
