@@ -74,7 +74,16 @@ fn several(items: &[Value], labels: &LabelsConfig) -> Result<Vec<f32>, String> {
 /// Returns the index of a label, which is given by its name or its index.
 fn id(label: &Value, labels: &LabelsConfig) -> Result<usize, String> {
     let count = labels.names.len();
-    let of_text = |text: &str| labels.id(text).or_else(|| text.trim().parse().ok());
+    let of_text =
+        |text: &str| labels.id(text).or_else(|| labels.id(text.trim())).or_else(|| text.trim().parse().ok());
+    if let Some(other) = labels.id(&label.to_string()).filter(|_| label.is_integer())
+        && usize::try_from(label.clone()).ok() != Some(other)
+    {
+        return Err(format!(
+            "{label} is the name of label {other}, and a number here would be an index, from 0: give the name as a string, \
+             \"{label}\""
+        ));
+    }
     let found = match label.kind() {
         ValueKind::String => label.as_str().and_then(of_text),
         ValueKind::Number if label.is_integer() => usize::try_from(label.clone()).ok(),
@@ -180,6 +189,16 @@ mod tests {
         assert!(of("[1, 1]").unwrap_err().contains("label 1 is there twice"));
         let found = [of("[1]"), of("[\"no\", 1]"), of("[1.0, 0.0]")];
         assert_eq!(found, [Ok(vec![0.0, 1.0]), Ok(vec![1.0, 1.0]), Ok(vec![1.0, 0.0])]);
+        // Names that are numbers, as those of stars.
+        let of_stars = LabelsConfig {
+            names: ["1", "2", "3"].map(String::from).to_vec(),
+            problem: SingleLabel,
+            pad_token: None,
+        };
+        let of = |json: &str| parse(&serde_json::from_str::<Value>(json).unwrap(), &of_stars);
+        assert_eq!(["\"1\"", "\" 3\"", "0"].map(of), [Ok(vec![0.0]), Ok(vec![2.0]), Ok(vec![0.0])]);
+        let line = of("1").unwrap_err();
+        assert!(line.contains("1 is the name of label 0, and a number here would be an index"), "{line}");
         for (json, problem, said) in wrong {
             let line = parsed(json, problem).unwrap_err();
             assert!(line.contains(said), "{json}: {line}");
