@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 
 use crate::gguf_file::{BYTE, CONTROL, EXPRESSIONS, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Value};
 use crate::reading::read_config;
-use crate::tokenizer::{FILE, text_of_token};
+use crate::tokenizer::{CONFIG, FILE, text_of_token};
 use crate::tokens::template_text;
 use crate::{Error, Result, Tokenizer};
 
@@ -47,21 +47,52 @@ pub(super) fn of_folder(folder: &Path, vocab_size: usize) -> Result<Vec<(String,
     put("tokens", Value::Strings(tokens));
     put("token_type", Value::I32s(kinds));
     let config = read_config(folder)?;
-    for (field, key) in
-        [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")]
-    {
+    let [before, after] =
+        added(&tokenizer).map_err(|problem| Error::Format { path: folder.join(FILE), problem })?;
+    for (field, key, added) in [
+        ("bos_token", "bos", before),
+        ("eos_token", "eos", after),
+        ("unk_token", "unknown", None),
+        ("pad_token", "padding", None),
+    ] {
         let id = config.get(field).and_then(text_of_token).and_then(|text| tokenizer.token(text));
-        let id = id.or_else(|| tokenizer.end_of_text().filter(|_| field == "eos_token"));
-        id.into_iter().for_each(|id| put(&format!("{key}_token_id"), Value::U32(id)));
+        let id = id.or_else(|| tokenizer.end_of_text().filter(|_| field == "eos_token" && added.is_none()));
+        if let (Some(id), Some(added)) = (id, added)
+            && id != added
+        {
+            let problem = format!(
+                "it adds token {added} to a text, and `{field}` of {CONFIG} is token {id}, which is what a GGUF file would add"
+            );
+            return Err(Error::Format { path: folder.join(FILE), problem });
+        }
+        id.or(added).into_iter().for_each(|id| put(&format!("{key}_token_id"), Value::U32(id)));
     }
-    // What the tokenizer itself adds to a text.
-    let (alone, whole) = (tokenizer.encode("a")?, tokenizer.encode_whole("a")?);
-    put("add_bos_token", Value::Bool(whole.len() > alone.len() && whole.first() != alone.first()));
-    put("add_eos_token", Value::Bool(whole.len() > alone.len() && whole.last() != alone.last()));
+    put("add_bos_token", Value::Bool(before.is_some()));
+    put("add_eos_token", Value::Bool(after.is_some()));
     if let Some(template) = template_text(folder)? {
         all.push(("tokenizer.chat_template".into(), Value::String(template)));
     }
     Ok(all)
+}
+
+/// Returns the token that the tokenizer adds before a text, and the one behind it.
+fn added(tokenizer: &Tokenizer) -> std::result::Result<[Option<u32>; 2], String> {
+    let of = |whole: Result<Vec<u32>>| whole.map_err(|error| error.to_string());
+    let (alone, whole) = (of(tokenizer.encode("a"))?, of(tokenizer.encode_whole("a"))?);
+    let place = (0..whole.len()).find(|place| whole[*place..].starts_with(&alone));
+    let (before, after) = match place {
+        Some(place) => (&whole[..place], &whole[place + alone.len()..]),
+        None => (&[][..], &whole[..]),
+    };
+    match (before, after) {
+        (before, after) if place.is_some() && before.len() < 2 && after.len() < 2 => {
+            Ok([before.first().copied(), after.first().copied()])
+        }
+        _ => Err(format!(
+            "it makes {whole:?} of the tokens {alone:?} of a text; a GGUF file has a place for one token before a text, and \
+             one behind it"
+        )),
+    }
 }
 
 /// Tokens that are made by merging pairs.
