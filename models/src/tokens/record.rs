@@ -180,8 +180,8 @@ pub(super) fn is_pair(record: &Value) -> bool {
 ///
 /// # Errors
 /// Those of [`pair`], but conversations need not begin alike; a margin that is no number.
-pub(super) fn rewarded(record: &Value) -> Result<Piece, String> {
-    let document = Box::new(pair_of(record, true, true)?);
+pub(super) fn rewarded(record: &Value, is_text: bool) -> Result<Piece, String> {
+    let document = Box::new(pair_of(record, is_text, true)?);
     let given = record.get_item(&Value::from(MARGIN)).ok();
     // An empty cell of a table is none.
     let given =
@@ -191,16 +191,17 @@ pub(super) fn rewarded(record: &Value) -> Result<Piece, String> {
     Ok(Piece::Labelled { document, label: Value::from(margin) })
 }
 
-/// Returns the pair of a record. An empty prompt is one, unless `empty_is_none`, as in tables of text.
+/// Returns the pair of a record. `is_text` is for rows of tables of text: there an empty prompt is none, and a list of messages is a
+/// string that has it as JSON.
 ///
 /// # Errors
 /// A record without both answers; answers that are equal, of two kinds, or without a prompt.
-pub(super) fn pair(record: &Value, empty_is_none: bool) -> Result<Piece, String> {
-    pair_of(record, empty_is_none, false)
+pub(super) fn pair(record: &Value, is_text: bool) -> Result<Piece, String> {
+    pair_of(record, is_text, false)
 }
 
 /// As [`pair`]; of `whole` conversations nothing is asked but that they are some.
-fn pair_of(record: &Value, empty_is_none: bool, whole: bool) -> Result<Piece, String> {
+fn pair_of(record: &Value, is_text: bool, whole: bool) -> Result<Piece, String> {
     let get = |name: &str| record.get_item(&Value::from(name)).ok().filter(|value| value.is_true());
     let [Some(chosen), Some(rejected)] = [CHOSEN, REJECTED].map(get) else {
         let missing = if get(CHOSEN).is_none() { CHOSEN } else { REJECTED };
@@ -208,6 +209,7 @@ fn pair_of(record: &Value, empty_is_none: bool, whole: bool) -> Result<Piece, St
             "there is no `{missing}`, or it is empty: a pair has `{CHOSEN}` and `{REJECTED}`"
         ));
     };
+    let messages = |value: Value| if is_text { messages(value) } else { value };
     let [chosen, rejected] = [messages(chosen), messages(rejected)];
     if chosen == rejected {
         return Err(format!("`{CHOSEN}` and `{REJECTED}` are equal: nothing is preferred; leave it out"));
@@ -215,7 +217,7 @@ fn pair_of(record: &Value, empty_is_none: bool, whole: bool) -> Result<Piece, St
     let empty = record
         .get_item(&Value::from(PROMPT))
         .ok()
-        .filter(|prompt| prompt.as_str() == Some("") && !empty_is_none);
+        .filter(|prompt| prompt.as_str() == Some("") && !is_text && !whole);
     let prompt = get(PROMPT).map(messages).or(empty);
     match (chosen.as_str(), rejected.as_str(), chosen.kind(), rejected.kind()) {
         (Some(chosen), Some(rejected), ..) => {
@@ -233,8 +235,10 @@ fn pair_of(record: &Value, empty_is_none: bool, whole: bool) -> Result<Piece, St
                 get("tools").map(tools).transpose().map_err(|problem| format!("field `tools`: {problem}"))?;
             let (prompt, answers) = match prompt {
                 Some(prompt) if prompt.kind() == ValueKind::Seq => (prompt, [chosen, rejected]),
+                Some(prompt) if prompt.is_true() && !share_a_question(&chosen, &rejected) => {
+                    return Err(of_two_kinds(&prompt, "lists of messages"));
+                }
                 _ if whole => (Value::from(Vec::<Value>::new()), [chosen, rejected]),
-                // As some sets have it: the prompt as text, and again in the messages of both.
                 _ => split_messages(&chosen, &rejected)?,
             };
             let chat = |name: &str, answer: &Value| {
@@ -261,10 +265,28 @@ fn of_two_kinds(prompt: &Value, answers: &str) -> String {
     )
 }
 
-/// Tables without lists hold messages as JSON.
+/// Whether two conversations begin with the same messages, with one among them that is neither an answer nor an instruction. Some
+/// sets have a prompt as text, and again in the messages of both.
+fn share_a_question(chosen: &Value, rejected: &Value) -> bool {
+    let of = |list: &Value| list.try_iter().into_iter().flatten().collect::<Vec<_>>();
+    let is_question = |message: &Value| {
+        let role = message.get_attr("role").ok();
+        role.is_some_and(|role| {
+            role.as_str().is_some_and(|role| !["assistant", "system", "developer"].contains(&role))
+        })
+    };
+    let (chosen, rejected) = (of(chosen), of(rejected));
+    let mut shared = chosen.iter().zip(&rejected).take_while(|(a, b)| a == b);
+    shared.any(|(message, _)| is_question(message))
+}
+
+/// Tables of text hold messages as JSON. What is a list of something else is an answer.
 fn messages(value: Value) -> Value {
     let list = value.as_str().filter(|text| text.starts_with("[{"));
-    list.and_then(|text| serde_json::from_str(text).ok()).unwrap_or(value)
+    let list: Option<Value> = list.and_then(|text| serde_json::from_str(text).ok());
+    let has_role = |message: Value| message.get_attr("role").is_ok_and(|role| role.as_str().is_some());
+    let are_messages = |list: &Value| list.try_iter().is_ok_and(|mut list| list.all(has_role));
+    list.filter(are_messages).unwrap_or(value)
 }
 
 /// Returns what two texts begin with, without a space at its end, and the rests of both, as TRL divides them.

@@ -362,11 +362,12 @@ impl TextSource {
             #[cfg(feature = "parquet")]
             Kind::Table { field, .. } => (field, true),
         };
+        let is_text = matches!(self.kind, Kind::Delimited { .. });
         let found = match self.records {
             Records::Documents => record::piece(record, field.as_deref(), is_table),
             Records::Labelled => record::labelled(record, field.as_deref()).map(Some),
-            Records::Pairs => record::pair(record, matches!(self.kind, Kind::Delimited { .. })).map(Some),
-            Records::Rewarded => record::rewarded(record).map(Some),
+            Records::Pairs => record::pair(record, is_text).map(Some),
+            Records::Rewarded => record::rewarded(record, is_text).map(Some),
         };
         found.map_err(|problem| self.refuse(problem))
     }

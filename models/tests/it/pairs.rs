@@ -88,6 +88,31 @@ fn answers_count_and_prompts_do_not() {
     assert_eq!([of("a.jsonl", &with), of("a.jsonl", &alone)], [chats.clone(), chats]);
 }
 
+/// Only a table of text has messages as JSON; other strings are answers.
+#[test]
+fn answers_that_are_json_are_texts() {
+    let folder = with_template(TEMPLATE);
+    let of = |name: &str, content: &str| {
+        documents(&open(folder.path(), name, content, 192, TooLong::default()).unwrap()).remove(0)
+    };
+    let messages = |answer: &str| {
+        format!(r#"[{{"role": "user", "content": "a"}}, {{"role": "assistant", "content": "{answer}"}}]"#)
+    };
+    let [b, c] = ["b", "c"].map(messages);
+    let line = serde_json::json!({ "prompt": "p", "chosen": b, "rejected": c }).to_string();
+    let ends = |text: &str| format!("{text}$");
+    let expected = pair((&format!("p{b}$"), &ends(&b)), (&format!("p{c}$"), &ends(&c)));
+    assert_eq!(of("a.jsonl", &line), expected);
+    let row = |name: &str, answers: [&str; 2]| {
+        let [chosen, rejected] = answers.map(|answer| answer.replace('"', "\"\""));
+        of(name, &format!("chosen,rejected\n\"{chosen}\",\"{rejected}\"\n"))
+    };
+    let chats = pair(("<user>a\n<assistant>b\n", "b\n"), ("<user>a\n<assistant>c\n", "c\n"));
+    assert_eq!(row("a.csv", [&b, &c]), chats);
+    let found = row("a.csv", [r#"[{"x":1}]"#, r#"[{"x":2}]"#]);
+    assert_eq!(found, pair((r#"[{"x":1}]$"#, "1}]$"), (r#"[{"x":2}]$"#, "2}]$")));
+}
+
 /// Pairs fill rows by best fit, and none is divided; those that are too long are left out and counted.
 #[test]
 fn pairs_stay_together() {
@@ -140,6 +165,13 @@ fn what_is_no_pair_is_refused() {
             "field `rejected`: ",
         ),
         (format!(r#"{{"chosen": [{answer}], "rejected": 3}}"#), "`rejected` is a number"),
+        (
+            format!(
+                r#"{{"prompt": "a", "chosen": [{answer}], "rejected": [{}]}}"#,
+                answer.replace("\"b\"", "\"c\"")
+            ),
+            "`prompt` is a string, and both answers are lists of messages; give all",
+        ),
     ] {
         let error = refuse(&content);
         assert!(error.contains("line 1: ") && error.contains(said), "{content}: {error}");
