@@ -13,7 +13,7 @@ use parquet::record::reader::RowIter;
 use parquet::record::{Field, Row};
 use parquet::schema::types::Type;
 
-use super::record::{COMPLETION, PROMPT, column_help, listed};
+use super::record::{COMPLETION, OF_TEMPLATES, PROMPT, column_help, listed};
 
 /// Parquet file, of which only the needed columns are read.
 pub(super) struct Table {
@@ -24,7 +24,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Opens a file, with those of these columns that it has, and `tools`.
+    /// Opens a file, with those of these columns that it has, and those that say how conversations are written.
     pub(super) fn open(file: File, names: &[&str]) -> Result<Self, String> {
         let bytes = file.metadata().map_err(|error| error.to_string())?.len();
         let reader = SerializedFileReader::new(file).map_err(|error| one_line(&error))?;
@@ -39,9 +39,10 @@ impl Table {
         }
         let is_found = |name: &str| found.iter().any(|found| found.name() == name);
         let prompt = column(PROMPT).filter(|_| is_found(COMPLETION) && !is_found(PROMPT));
-        let tools = column("tools").filter(|tools| !is_found(tools.name()));
+        let others =
+            OF_TEMPLATES.into_iter().filter(|name| !is_found(name)).filter_map(column).collect::<Vec<_>>();
         check(reader.metadata(), bytes)?;
-        let columns: Vec<Arc<Type>> = found.into_iter().chain(prompt).chain(tools).collect();
+        let columns: Vec<Arc<Type>> = found.into_iter().chain(prompt).chain(others).collect();
         let columns = Type::group_type_builder(schema.name()).with_fields(columns).build();
         let rows =
             columns.and_then(|columns| RowIter::from_file_into(Box::new(reader)).project(Some(columns)));

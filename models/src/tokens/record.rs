@@ -3,7 +3,7 @@
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use super::chat::{Chat, json_kind, tools};
+use super::chat::{Chat, json_kind, tools, variables};
 use super::label;
 use super::piece::Piece;
 
@@ -15,6 +15,11 @@ pub(super) const PROMPT: &str = "prompt";
 pub(super) const CHOSEN: &str = "chosen";
 pub(super) const REJECTED: &str = "rejected";
 const MARGIN: &str = "margin";
+const TOOLS: &str = "tools";
+const VARIABLES: &str = "chat_template_kwargs";
+/// Fields that say how conversations are written.
+#[cfg(feature = "parquet")]
+pub(super) const OF_TEMPLATES: [&str; 2] = [TOOLS, VARIABLES];
 /// Fields of a pair.
 pub(super) const OF_PAIRS: [&str; 3] = [CHOSEN, REJECTED, PROMPT];
 /// Fields of a pair that a reward model learns from.
@@ -78,12 +83,12 @@ fn document(
         return Err(format!("there is no field {names}, but {held}; name one with --field"));
     };
     let refuse = |name: &str, problem: String| format!("field `{name}`: {problem}");
-    let tools = || get("tools").map(tools).transpose().map_err(|problem| refuse("tools", problem));
+    let tools = || get(TOOLS).map(tools).transpose().map_err(|problem| refuse(TOOLS, problem));
     if name == COMPLETION
         && value.is_true()
         && let Some(prompt) = get(PROMPT).filter(|prompt| !prompt.is_none())
     {
-        return completion(prompt, value, || Ok(tools()?.flatten())).map(Some);
+        return completion(prompt, value, record, || Ok(tools()?.flatten())).map(Some);
     }
     if name == COMPLETION && field.is_none() && value.is_true() {
         return Err(format!(
@@ -103,9 +108,8 @@ fn document(
         None if value.is_none() && null_is_empty => return Ok(None),
         None => value,
     };
-    chat(value, tools()?.flatten())
-        .map(|chat| Some(Piece::Chat(chat)))
-        .map_err(|problem| refuse(name, problem))
+    let chat = chat(value, tools()?.flatten()).map_err(|problem| refuse(name, problem))?;
+    Ok(Some(Piece::Chat(chat.with_variables(&variables_of(record)?))))
 }
 
 /// Returns the document of a record with its label: a text, a conversation, a prompt, or a prompt with its completion.
@@ -121,6 +125,12 @@ pub(super) fn labelled(record: &Value, field: Option<&str>) -> Result<Piece, Str
         Some(document) => Ok(Piece::Labelled { document: Box::new(document), label }),
         None => Err("it has a label, and no text".into()),
     }
+}
+
+/// Returns the further variables that a record has for its template.
+fn variables_of(record: &Value) -> Result<Vec<(String, Value)>, String> {
+    let given = record.get_item(&Value::from(VARIABLES)).unwrap_or_default();
+    variables(given).map_err(|problem| format!("field `{VARIABLES}`: {problem}"))
 }
 
 /// Returns the label of a record.
@@ -153,6 +163,7 @@ pub(super) fn listed(names: &[&str]) -> String {
 fn completion(
     prompt: Value,
     completion: Value,
+    record: &Value,
     tools: impl FnOnce() -> Result<Option<Value>, String>,
 ) -> Result<Piece, String> {
     match (prompt.as_str(), completion.as_str(), prompt.kind(), completion.kind()) {
@@ -160,7 +171,8 @@ fn completion(
             Ok(Piece::Completion { prompt: prompt.into(), completion: completion.into() })
         }
         (.., ValueKind::Seq, ValueKind::Seq) => {
-            Chat::completing(&prompt, &completion, tools()?).map(Piece::Chat)
+            let chat = Chat::completing(&prompt, &completion, tools()?)?;
+            Ok(Piece::Chat(chat.with_variables(&variables_of(record)?)))
         }
         _ => Err(format!(
             "`{PROMPT}` is {}, and `{COMPLETION}` is {}; give two strings, or two lists of messages",
@@ -232,7 +244,8 @@ fn pair_of(record: &Value, is_text: bool, whole: bool) -> Result<Piece, String> 
         }
         (.., ValueKind::Seq, ValueKind::Seq) => {
             let tools =
-                get("tools").map(tools).transpose().map_err(|problem| format!("field `tools`: {problem}"))?;
+                get(TOOLS).map(tools).transpose().map_err(|problem| format!("field `{TOOLS}`: {problem}"))?;
+            let variables = variables_of(record)?;
             let (prompt, answers) = match prompt {
                 Some(prompt) if prompt.kind() == ValueKind::Seq => (prompt, [chosen, rejected]),
                 Some(prompt) if prompt.is_true() && !share_a_question(&chosen, &rejected) => {
@@ -244,6 +257,7 @@ fn pair_of(record: &Value, is_text: bool, whole: bool) -> Result<Piece, String> 
             let chat = |name: &str, answer: &Value| {
                 let chat = if whole { Chat::following } else { Chat::answering };
                 chat(&prompt, answer, tools.clone().flatten())
+                    .map(|chat| chat.with_variables(&variables))
                     .map_err(|problem| format!("field `{name}`: {problem}"))
             };
             Ok(Piece::ChatPair([chat(CHOSEN, &answers[0])?, chat(REJECTED, &answers[1])?]))

@@ -317,6 +317,44 @@ fn tools_have_a_template_of_their_own() {
     }
 }
 
+/// As transformers passes further arguments: they come before special tokens of the same name.
+#[test]
+fn records_have_variables_for_the_template() {
+    let out = with_template(
+        "{{ '<think>' if thinking else 'none' }} {{ documents }} {{ bos_token }} {% for m in messages %}{{ m.content }}{% endfor %}",
+    );
+    let template = ChatTemplate::from_folder(out.path()).unwrap().unwrap();
+    let answer = r#"{"role": "assistant", "content": "ho"}"#;
+    let fields = [
+        format!(r#""messages": [{answer}]"#),
+        format!(r#""prompt": [{}], "completion": [{answer}]"#, r#"{"role": "user", "content": "hi"}"#),
+    ];
+    for (given, begin) in [
+        ("", "none None <s> "),
+        (r#""chat_template_kwargs": null, "#, "none None <s> "),
+        (r#""chat_template_kwargs": {"thinking": true, "documents": [1]}, "#, "<think> [1] <s> "),
+        (r#""chat_template_kwargs": "{\"bos_token\": \"<b>\"}", "#, "none None <b> "),
+    ] {
+        for (field, end) in fields.iter().zip(["ho", "hiho"]) {
+            let chat = chat_of(&format!("{{{given}{field}}}"), out.path());
+            let text = one(template.render(&chat).unwrap()).text;
+            assert_eq!(text, format!("{begin}{end}"), "{given}");
+        }
+    }
+    for (given, said) in [
+        (
+            r#"{"tokenize": true}"#,
+            "field `chat_template_kwargs`: `tokenize` is no variable that a record can set",
+        ),
+        ("[1]", "field `chat_template_kwargs`: expected an object, got a list"),
+    ] {
+        let path = out.path().join("one.jsonl");
+        fs::write(&path, format!(r#"{{"chat_template_kwargs": {given}, {}}}"#, fields[0])).unwrap();
+        let error = TextSource::open(&path, None).unwrap().next_piece().unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
 #[test]
 fn line_ends_of_a_template_are_jinjas() {
     let lines = "{% for m in messages %}\r\n<{{ m.role }}>\r\n{{ m.content }}\r\n{% endfor %}\r\n";

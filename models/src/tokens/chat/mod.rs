@@ -36,6 +36,8 @@ pub struct Chat {
     /// Number of messages of its prompt, if all behind them is trained on, whatever the template marks.
     prompt: Option<usize>,
     tools: Option<Value>,
+    /// Further variables of the template, by name.
+    variables: Vec<(String, Value)>,
 }
 
 /// Returns the name of a value's JSON type.
@@ -133,7 +135,19 @@ impl Chat {
         });
         let trained = trained.collect::<std::result::Result<_, _>>()?;
         let messages = messages.iter().map(|message| jinja::plain_data(&prepared(message))).collect();
-        Ok(Self { messages, trained, prompt: None, tools: tools.as_ref().map(jinja::plain_data) })
+        Ok(Self {
+            messages,
+            trained,
+            prompt: None,
+            tools: tools.as_ref().map(jinja::plain_data),
+            variables: Vec::new(),
+        })
+    }
+
+    /// The same with these variables for the template.
+    pub(super) fn with_variables(self, variables: &[(String, Value)]) -> Self {
+        let plain = variables.iter().map(|(name, value)| (name.clone(), jinja::plain_data(value)));
+        Self { variables: plain.collect(), ..self }
     }
 
     /// Returns the approximate bytes of its text.
@@ -196,6 +210,40 @@ pub(super) fn tools(given: Value) -> std::result::Result<Option<Value>, String> 
         (true, Some(other)) => Err(format!("expected a list of objects, got {} in it", json_kind(&other))),
         (false, _) => Err(format!("expected a list of objects, got {}", json_kind(&tools))),
     }
+}
+
+/// Returns the further variables of a template that a record gives (`chat_template_kwargs`): those of an object, or of a string that
+/// has one as JSON.
+///
+/// # Errors
+/// What is no object; what says in transformers how a text is made rather than what the template knows.
+pub(super) fn variables(given: Value) -> std::result::Result<Vec<(String, Value)>, String> {
+    const OTHERS: [&str; 15] = [
+        "conversation", "messages", "tools", "chat_template", "add_generation_prompt",
+        "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors",
+        "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens",
+    ];
+    let given = match given.as_str().map(str::trim) {
+        Some("") => return Ok(Vec::new()),
+        Some(text) => serde_json::from_str(text)
+            .map_err(|error| format!("expected an object, got a string that is no JSON: {error}"))?,
+        None => given,
+    };
+    if given.is_none() || given.is_undefined() {
+        return Ok(Vec::new());
+    }
+    if given.kind() != ValueKind::Map {
+        return Err(format!("expected an object, got {}", json_kind(&given)));
+    }
+    let names = given.try_iter().map_err(|error| error.to_string())?;
+    names
+        .map(|name| match name.to_string() {
+            name if OTHERS.contains(&&*name) => {
+                Err(format!("`{name}` is no variable that a record can set: leave it out"))
+            }
+            text => Ok((text, given.get_item(&name).map_err(|error| error.to_string())?)),
+        })
+        .collect()
 }
 
 fn role(message: &Value) -> Option<String> {
@@ -396,9 +444,12 @@ impl ChatTemplate {
     /// Renders some messages, with marks if the template has them.
     fn text(&self, messages: &[Value], chat: &Chat, add_generation_prompt: bool) -> Result<String> {
         let tools = chat.tools.clone();
-        let special =
-            Value::from_pairs(self.special.iter().map(|(name, text)| (name.as_str(), text.as_str())));
-        let context = context! { messages, tools, documents => (), add_generation_prompt, ..special };
+        let mut others: BTreeMap<&str, Value> =
+            self.special.iter().map(|(name, text)| (name.as_str(), Value::from(text.as_str()))).collect();
+        others.insert("documents", Value::from(()));
+        others.extend(chat.variables.iter().map(|(name, value)| (name.as_str(), value.clone())));
+        let others = Value::from_pairs(others);
+        let context = context! { messages, tools, add_generation_prompt, ..others };
         let name = if self.takes_tools(chat) { NAME_WITH_TOOLS } else { NAME };
         let template = self.environment.get_template(name);
         template.and_then(|template| template.render(context)).map_err(|error| refuse(&self.path, &error))
