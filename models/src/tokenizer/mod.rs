@@ -45,9 +45,28 @@ impl Tokenizer {
         if let Some(given) = config.get("eos_token") {
             self.end = self.end_of(given, folder)?;
         }
+        self.check_added(config, folder)?;
         let pad = config.get("pad_token").and_then(text_of_token);
         self.pad = pad.and_then(|text| self.inner.token_to_id(text));
         Ok(self)
+    }
+
+    /// Refuses tokens that `tokenizer_config.json` alone has, which transformers would add.
+    fn check_added(&self, config: &Map<String, Value>, folder: &Path) -> Result<()> {
+        let added = config.get("added_tokens_decoder").and_then(Value::as_object);
+        let added = added.into_iter().flat_map(Map::values).map(|token| ("added_tokens_decoder", token));
+        let pad = config.get("pad_token").map(|token| ("pad_token", token));
+        let mut texts = added.chain(pad).filter_map(|(field, token)| Some((field, text_of_token(token)?)));
+        match texts.find(|(_, text)| self.inner.token_to_id(text).is_none()) {
+            None => Ok(()),
+            Some((field, text)) => Err(Error::Format {
+                path: folder.join(CONFIG),
+                problem: format!(
+                    "`{field}` has the token {text:?}, and {FILE} does not; transformers' AutoTokenizer adds it, and its \
+                     save_pretrained writes both files"
+                ),
+            }),
+        }
     }
 
     /// Reads a `tokenizer.json`.

@@ -380,6 +380,28 @@ fn special_tokens_are_where_transformers_takes_them() {
     assert_eq!(of(r#"{"eos_token": "</s>", "added_tokens_decoder": {}}"#), (Some(1), "</s>a".into()));
 }
 
+/// transformers would add them.
+#[test]
+fn tokens_of_the_configuration_alone_are_refused() {
+    let out = with_template("");
+    let of = |config: &str| {
+        fs::write(out.path().join("tokenizer_config.json"), config).unwrap();
+        Tokenizer::from_folder(out.path()).map(|found| found.padding()).map_err(|error| error.to_string())
+    };
+    assert_eq!(of(r#"{"pad_token": {"content": "</s>"}}"#), Ok(Some(1)));
+    assert_eq!(of(r#"{"pad_token": null, "added_tokens_decoder": {"1": {"content": "</s>"}}}"#), Ok(None));
+    for (config, said) in [
+        (r#"{"pad_token": "<pad>"}"#, "`pad_token` has the token \"<pad>\", and tokenizer.json does not"),
+        (
+            r#"{"added_tokens_decoder": {"1": {"content": "</s>"}, "900": {"content": "<tool>"}}}"#,
+            "`added_tokens_decoder` has the token \"<tool>\", and tokenizer.json does not",
+        ),
+    ] {
+        let line = of(config).unwrap_err();
+        assert!(line.contains(said), "{line}");
+    }
+}
+
 #[test]
 fn the_head_of_a_second_answer_in_a_row_is_no_answer() {
     let turn = "<{{ m.role }}>{{ m.content }}\n";
