@@ -220,12 +220,12 @@ impl<M: Model> Trainer<'_, M> {
             // The last average has told, and checkpoints are written after averages.
             return Ok(self.done.notice.diverged == 0);
         }
-        let is_finite = self.is_finite();
+        let is_finite = self.has_finite_loss();
         self.model.far().map_or(Ok(is_finite), |far| far.all(is_finite))
     }
 
     /// Whether the loss of the last step, if there was one, is finite.
-    pub(super) fn is_finite(&self) -> bool {
+    pub(super) fn has_finite_loss(&self) -> bool {
         self.done.latest.is_none_or(|latest| latest.loss.is_finite())
     }
 

@@ -78,7 +78,7 @@ impl<M: Model> Trainer<'_, M> {
             0 if self.config.replacement.is_some() => self.job.world.elastic()?.waiting(),
             _ => 0,
         };
-        let diverged = u32::from(!self.is_finite());
+        let diverged = u32::from(!self.has_finite_loss());
         Ok(Notice { stop, waiting: u32::try_from(waiting).unwrap_or(u32::MAX), diverged })
     }
 

@@ -263,7 +263,7 @@ fn in_few_bits_ranks_keep_equal_what_all_have_whole() {
 fn stages_of_three_groups_keep_equal_what_both_have() {
     let layout: Layout = "far=3,pp=2".parse().unwrap();
     let far = FarConfig { every: 2, ..FarConfig::default() };
-    let config = TrainConfig { batch_size: 12, ..config(far) };
+    let config = TrainConfig { batch_size: 6, ..config(far) };
     let embeddings = Local::run_shared(6, |comm| {
         let setup = Setup { dtype: DType::F32, ..Setup::default() };
         let mut model = setup.parallel(comm, &layout, None)?;

@@ -141,14 +141,14 @@ impl<M> Observer<M> for Losses {
 #[test]
 fn a_rank_that_has_got_the_last_step_is_taken_to_have_it() {
     // Without evaluations, which are operations between steps, too.
-    let config = || TrainConfig { evaluate_every: None, ..config(Some(1), None, false) };
-    let expected = expected_of(config());
+    let config = |fewest| TrainConfig { evaluate_every: None, ..config(fewest, None, false) };
+    let expected = expected_of(config(None));
     let seen = Local::run_shared(4, |group| {
         let mut losses = Losses::default();
         let comm = Arc::new(Fragile { group, losses: 0, progress: losses.progress.clone() });
         let layout: Layout = "dp=4".parse()?;
         let mut model: Parallel<_> = Setup::default().parallel(comm, &layout, None)?;
-        let run = Trainer::new(&mut model, Arc::new(Rows), config())?.run(&mut losses);
+        let run = Trainer::new(&mut model, Arc::new(Rows), config(Some(1)))?.run(&mut losses);
         Ok(run.ok().map(|_| losses))
     });
     let seen = seen.unwrap();
