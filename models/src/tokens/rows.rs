@@ -50,7 +50,7 @@ impl Row {
 ///   the same in every epoch.
 /// - Several files are evenly interleaved.
 ///
-/// That is the packing `stream`; [`packed`](Self::packed) has the others. For an evaluation, [`padded`](Self::padded) has
+/// That is the packing `stream`; [`packed`](Self::packed) has the others. For an evaluation, [`RowsConfig::is_padded`] has
 /// the last tokens, too.
 ///
 /// # Cost
@@ -150,7 +150,7 @@ impl Rows {
     /// They are packed again, 4,096 at a time, when a row of theirs is read and is not among the last 64 such windows.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new), or of [`padded`](Self::padded); a document longer than a row under [`TooLong::Error`];
+    /// Those of [`new`](Self::new), but two tokens suffice for a padded row; a document longer than a row under [`TooLong::Error`];
     /// only such documents under [`TooLong::Drop`].
     pub fn packed(files: Vec<(TokenFile, f64)>, config: &RowsConfig) -> Result<Self> {
         let len = config.len;
