@@ -71,6 +71,11 @@ fn a_folder_is_written_with_and_without_adapters() {
     FINETUNE.succeed(&[&tune[..], &["--out", &adapters]].concat());
     FINETUNE.succeed(&[&tune[..], &["--out", &merged, "--merge"]].concat());
     to(&exported, &["--adapters", &adapters]);
+    let line = EXPORT.refuse(&[
+        "--model", &model, "--adapters", &adapters, "--to", "transformers", "--out", &adapters, "--overwrite",
+    ]);
+    assert!(line.contains("it is the folder of the adapters: give another path"), "{line}");
+    assert!(folder.path("adapters").join("adapter_model.safetensors").exists());
     assert!(apart(&folder.path("model"), &folder.path("exported")) > 1e-6);
     let far = apart(&folder.path("merged"), &folder.path("exported"));
     assert!(far < 1e-6, "{far}");
@@ -79,6 +84,30 @@ fn a_folder_is_written_with_and_without_adapters() {
     let content = Content::read(&mut File::open(&alone).unwrap()).unwrap();
     assert_eq!(content.metadata["general.type"].to_string().unwrap(), "adapter");
     assert_eq!(content.tensor_infos.len(), tensors_of_adapters(&folder));
+}
+
+/// A folder that holds a model stays as it is; with --overwrite no file of that model's tokenizer stays beside the new weights.
+#[test]
+fn a_model_in_the_folder_is_replaced_only_when_that_is_asked_for() {
+    let (folder, model) = model();
+    let [other, out] = ["other", "out"].map(|name| folder.argument(name));
+    EXPORT.succeed(&["--model", &model, "--to", "transformers", "--out", &other]);
+    let template = "{{ messages[0].content }}";
+    fs::write(folder.path("other").join("chat_template.jinja"), template).unwrap();
+    EXPORT.succeed(&["--model", &other, "--to", "transformers", "--out", &out]);
+    let copied = folder.path("out").join("chat_template.jinja");
+    assert_eq!(fs::read_to_string(&copied).unwrap(), template);
+    let again = ["--model", &model, "--to", "transformers", "--out", &out, "--overwrite"];
+    let line = EXPORT.refuse(&again[..6]);
+    let said = "it holds a model already (model.safetensors): give another folder, or --overwrite";
+    assert!(line.contains(said), "{line}");
+    assert!(copied.exists());
+    let notes = text(&EXPORT.succeed(&again).stderr);
+    assert!(!copied.exists() && !notes.contains("it is used with them"), "{notes}");
+    // A file that no program wrote there stays, and is named.
+    fs::write(&copied, template).unwrap();
+    let notes = text(&EXPORT.succeed(&again).stderr);
+    assert!(copied.exists() && notes.contains("chat_template.jinja are not this model's"), "{notes}");
 }
 
 fn tensors_of_adapters(folder: &Folder) -> usize {

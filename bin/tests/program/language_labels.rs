@@ -146,7 +146,7 @@ fn adapters_beside_a_head_have_one_curve() {
         if bits.is_empty() {
             let merged = folder.argument("merged");
             let given = ["--model", &base, "--adapters", &out, "--out", &merged, "--to", "transformers"];
-            Girandole("export").succeed(&given);
+            Girandole("export").succeed(&[&given[..], &["--overwrite"]].concat());
             assert_eq!(of(&["--model", &merged]), line, "{task}");
             let given = ["--model", &base, "--adapters", &out, "--prompt", "it"];
             assert!(Girandole("generate").refuse(&given).contains("its model labels documents"), "{task}");

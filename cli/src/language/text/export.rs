@@ -1,11 +1,11 @@
 //! `export`: writes a model as a GGUF file, or as a folder in another type.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use candle_core::DType;
 use clap::{Args, ValueEnum};
 use models::{
-    FolderConfig, FolderWriter, GgufFile, GgufType, Lora, MergedWeights, Weights, export_gguf,
+    FolderConfig, FolderWriter, GgufFile, GgufType, Lora, MergedWeights, Weights, WrittenFiles, export_gguf,
     export_gguf_adapters,
 };
 
@@ -56,6 +56,9 @@ pub struct ExportOptions {
     /// Largest file of a folder [default: 5GB]
     #[arg(long, value_name = "BYTES", value_parser = plan::units::bytes)]
     max_file_size: Option<f64>,
+    /// Replace the model in the folder --out
+    #[arg(long)]
+    overwrite: bool,
 }
 
 impl ExportOptions {
@@ -64,10 +67,7 @@ impl ExportOptions {
     /// # Errors
     /// A folder that cannot be used, or whose model or tokenizer the format cannot express; files that cannot be written.
     pub fn run(&self) -> Result<()> {
-        if self.out.canonicalize().is_ok_and(|out| Some(out) == self.model.canonicalize().ok()) {
-            let help = "it is the model itself: give another path".into();
-            return Err(Error::Option { option: "--out", got: self.out.display().to_string(), help });
-        }
+        self.check_out()?;
         let model = match &self.adapters {
             Some(adapters) => Weights::for_adapters(&self.model, adapters)?,
             None => Weights::folder(&self.model)?,
@@ -81,6 +81,27 @@ impl ExportOptions {
         match self.to {
             Format::Gguf => self.write_gguf(&weights, lora.as_ref()),
             Format::Transformers => self.write_folder(&weights, lora.as_ref()),
+        }
+    }
+
+    /// Checks that what is read is not replaced, nor another model unless that is asked for.
+    fn check_out(&self) -> Result<()> {
+        let refuse = |help: String| {
+            Err(Error::Option { option: "--out", got: self.out.display().to_string(), help })
+        };
+        let out = self.out.canonicalize().ok();
+        let is_out = |path: &Path| out.is_some() && path.canonicalize().ok() == out;
+        if is_out(&self.model) {
+            return refuse("it is the model itself: give another path".into());
+        }
+        if self.adapters.as_deref().is_some_and(is_out) {
+            return refuse("it is the folder of the adapters: give another path".into());
+        }
+        match models::weights_in(&self.out) {
+            Some(file) if self.to == Format::Transformers && !self.overwrite => refuse(format!(
+                "it holds a model already ({file}): give another folder, or --overwrite to replace the model"
+            )),
+            _ => Ok(()),
         }
     }
 
@@ -138,7 +159,15 @@ impl ExportOptions {
         for name in weights.shapes().keys() {
             writer.write(name, &merged.get(name)?)?;
         }
+        // Not before all tensors are written: until then the folder keeps an older model as it is.
+        let replaces = models::weights_in(&self.out).is_some();
+        let written = WrittenFiles::begin(&self.out, Some(&self.model), false, replaces)?;
         writer.finish()?;
+        let stayed = written.finish()?;
+        if !stayed.is_empty() {
+            let (stayed, out) = (stayed.join(", "), self.out.display());
+            note(format_args!("in {out}, {stayed} are not this model's: it is used with them"));
+        }
         say(format_args!("tensors: {}", weights.shapes().len()))
     }
 }
