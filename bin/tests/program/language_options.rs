@@ -64,6 +64,17 @@ fn the_option_that_is_wrong_is_named() {
 }
 
 #[test]
+fn sizes_whose_weights_cannot_be_counted_are_refused() {
+    let (_folder, arguments) = small();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let sizes = ["--hidden", "800000000", "--heads", "1", "--layers", "6"];
+    for more in [&[][..], &["--no-memory-check"]] {
+        let said = PRETRAIN.refuse(&[&arguments[..4], &sizes, more].concat());
+        assert!(said.contains("the number of weights that its sizes make is 4.6e19; it must be"), "{said}");
+    }
+}
+
+#[test]
 fn a_rank_of_adapters_that_cannot_be_is_refused() {
     let (folder, arguments) = small();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -71,9 +82,9 @@ fn a_rank_of_adapters_that_cannot_be_is_refused() {
     let (model, data, out) = (folder.argument("out"), folder.argument("text.txt"), folder.argument("tuned"));
     let tune = ["--model", &model, "--data", &data, "--out", &out, "--lora-rank", LARGEST];
     let said = Girandole("finetune").refuse(&tune);
-    assert!(said.contains("rank is 18446744073709551615; it must be 2147483648 at most"), "{said}");
+    assert!(said.contains("--lora-rank: got 18446744073709551615; give at most 65536"), "{said}");
     let said = Girandole("plan").refuse(&["--model", &model, "--lora-rank", LARGEST]);
-    assert!(said.contains("rank is 18446744073709551615; it must be 2147483648 at most"), "{said}");
+    assert!(said.contains("--lora-rank: got 18446744073709551615; give at most 65536"), "{said}");
 }
 
 #[test]

@@ -170,6 +170,7 @@ impl AdapterOptions {
             }
             return Ok(None);
         };
+        check_rank(rank)?;
         check_once("--lora-rank-pattern", &self.lora_rank_pattern)?;
         check_once("--lora-alpha-pattern", &self.lora_alpha_pattern)?;
         let config = LoraConfig {
@@ -186,6 +187,15 @@ impl AdapterOptions {
         };
         Ok(Some(Lora::new(&config, weights.config())?))
     }
+}
+
+/// Checks the rank of adapters (`--lora-rank`).
+pub(crate) fn check_rank(rank: usize) -> Result<()> {
+    if rank <= LoraConfig::MAX_RANK {
+        return Ok(());
+    }
+    let help = format!("give at most {}", LoraConfig::MAX_RANK);
+    Err(Error::Option { option: "--lora-rank", got: rank.to_string(), help })
 }
 
 /// Refuses what a base in few bits cannot be divided over or computed on.

@@ -52,6 +52,7 @@ mod train;
 mod trained;
 mod watch;
 
+pub(crate) use adapters::check_rank;
 pub(crate) use options::{layout_of, ranks_of};
 pub(crate) use train::check_divisible;
 

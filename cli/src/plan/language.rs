@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::console::say;
 use crate::error::{Result, refuse};
+use crate::language::check_rank;
 use crate::outputs;
 use models::{LabelsConfig, Lora, LoraConfig, ModelConfig, Problem};
 use plan::command::PlanOptions;
@@ -24,6 +25,7 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
     }
     let lora = match own.lora_rank {
         Some(rank) => {
+            check_rank(rank)?;
             let (dora, save_modules) = (own.lora_dora, own.lora_save_modules.clone());
             let lora = LoraConfig { rank, dora, save_modules, ..LoraConfig::default() };
             let lora = Lora::new(&lora, &config)?;

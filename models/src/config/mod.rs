@@ -23,6 +23,9 @@ pub use experts::{ExpertsConfig, SigmoidConfig};
 pub(crate) use fields::Fields;
 pub use labels::{LabelsConfig, Problem};
 
+/// The largest number of weights: sums of their bytes, and products with few other numbers, can be counted.
+const MOST_WEIGHTS: f64 = (1u64 << 50) as f64;
+
 /// Supported model families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Family {
@@ -242,6 +245,14 @@ impl ModelConfig {
         if self.num_heads.saturating_mul(self.head_dim) > 1 << 31 {
             return refuse("head_dim", self.head_dim, "times the number of heads it must be at most 2^31");
         }
+        if self.weights_at_most() > MOST_WEIGHTS {
+            return Err(Error::Config {
+                file: "config.json",
+                field: "the number of weights that its sizes make".into(),
+                got: format!("{:.1e}", self.weights_at_most()),
+                help: "it must be at most 2^50, about 1.1e15".into(),
+            });
+        }
         if !self.num_heads.is_multiple_of(self.num_kv_heads) {
             return refuse("num_key_value_heads", self.num_kv_heads, "it must divide num_attention_heads");
         }
@@ -256,6 +267,24 @@ impl ModelConfig {
             return refuse("n_embd", self.hidden_size, "n_head must divide it");
         }
         Ok(())
+    }
+
+    /// Returns a number of weights that the model does not have more of, about those that it has; computed from sizes that need
+    /// not be possible.
+    fn weights_at_most(&self) -> f64 {
+        let (hidden, width) = (self.hidden_size as f64, self.intermediate_size as f64);
+        let heads = self.num_heads as f64 * self.head_dim.max(self.value_dim()) as f64;
+        let latent = self.latent.iter().flat_map(LatentConfig::sizes);
+        let latent = latent.map(|(_, size)| size as f64).sum::<f64>();
+        let attention = 4.0 * (hidden + latent) * (heads + latent);
+        let experts = self.experts.iter().map(|experts| {
+            let all = experts.count as f64 * (experts.width as f64 + 1.0);
+            all + experts.shared_width.unwrap_or_default() as f64
+        });
+        let block = attention + 3.0 * hidden * (width + experts.sum::<f64>() + 2.0);
+        let learned = if self.rotary.is_none() { self.max_len } else { 0 };
+        let ends = 2.0 * self.vocab_size as f64 + learned as f64 + self.outputs() as f64;
+        self.num_layers as f64 * block + hidden * ends
     }
 
     /// Returns the configuration with this probability for each dropout that the family has.

@@ -366,3 +366,22 @@ fn latent_attention_and_sigmoids_that_cannot_be_are_named() {
         assert!(line.contains(said) && !line.contains('\n'), "{line}");
     }
 }
+
+#[test]
+fn sizes_whose_weights_cannot_be_counted_are_refused() {
+    let experts = [
+        ("model_type", json!("mixtral")),
+        ("num_local_experts", json!(1 << 16)),
+        ("intermediate_size", json!(1u64 << 31)),
+    ];
+    for changes in [
+        &[("hidden_size", json!(800_000_000u64)), ("intermediate_size", json!(2_133_333_344u64))][..],
+        &[("vocab_size", json!(u64::MAX))],
+        &[("intermediate_size", json!(u64::MAX))],
+        &experts,
+    ] {
+        let line = with(llama(), changes).unwrap_err().to_string();
+        assert!(line.contains("the number of weights that its sizes make is"), "{line}");
+        assert!(line.contains("it must be at most 2^50") && !line.contains('\n'), "{line}");
+    }
+}

@@ -14,9 +14,6 @@ use crate::{Error, ModelConfig, Result};
 /// Target name for all linear layers except the head.
 pub(super) const ALL: &str = "all-linear";
 
-/// The highest rank: sizes of matrices with it can be counted.
-const MAX_RANK: usize = 1 << 31;
-
 /// Fields that have no effect here.
 const HARMLESS: &[&str] = &[
     "auto_mapping", "base_model_name_or_path", "eva_config", "fan_in_fan_out", "inference_mode",
@@ -85,6 +82,9 @@ impl Default for LoraConfig {
 }
 
 impl LoraConfig {
+    /// The highest rank: more than the narrower side of any layer's matrix has.
+    pub const MAX_RANK: usize = 1 << 16;
+
     /// Returns the rank of the adapter of a layer.
     pub fn rank_of(&self, layer: &str) -> usize {
         of_pattern(&self.rank_pattern, layer).unwrap_or(self.rank)
@@ -107,8 +107,8 @@ impl LoraConfig {
         for (field, got, rank) in std::iter::once(("rank", self.rank.to_string(), self.rank)).chain(ranks) {
             match rank {
                 0 => return refuse(field, got, "it must be above 0"),
-                1..=MAX_RANK => {}
-                _ => return refuse(field, got, "it must be 2147483648 at most"),
+                1..=Self::MAX_RANK => {}
+                _ => return refuse(field, got, "it must be 65536 at most"),
             }
         }
         let alphas = self

@@ -216,6 +216,34 @@ fn what_is_no_model_s_file_is_one_line() {
     assert!(line.contains("none.gguf"), "{line}");
 }
 
+/// A width of heads that no memory holds the factors of is refused before they are computed.
+#[test]
+fn factors_of_other_heads_are_refused() {
+    let out = tempfile::tempdir().unwrap();
+    let mut json = weights("llama").config().json().clone();
+    json.insert(
+        "rope_scaling".into(),
+        json!({ "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 16 }),
+    );
+    let written =
+        Weights::random(&ModelConfig::from_json(&Value::Object(json).to_string()).unwrap(), 3).unwrap();
+    let path = export(&written, GgufType::F16, out.path());
+    let mut bytes = fs::read(&path).unwrap();
+    for name in ["attention.key_length", "attention.value_length", "rope.dimension_count"] {
+        let key = format!("llama.{name}");
+        let at = bytes.windows(key.len()).position(|found| found == key.as_bytes()).unwrap();
+        // Behind the key and the number of its type.
+        bytes[at + key.len() + 4..][..4].copy_from_slice(&4_294_967_294u32.to_le_bytes());
+    }
+    fs::write(&path, bytes).unwrap();
+    let line = Weights::folder(&path).unwrap_err().to_string();
+    assert!(
+        line.contains("rope_freqs.weight has 4 factors, and a head of 4294967294 features has 2147483647"),
+        "{line}"
+    );
+}
+
 /// What a file has no place for is refused, and what is not normalized has the name that says so.
 #[test]
 fn texts_are_normalized_as_names_say() {

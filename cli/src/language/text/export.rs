@@ -86,9 +86,8 @@ impl ExportOptions {
 
     /// Checks that what is read is not replaced, nor another model unless that is asked for.
     fn check_out(&self) -> Result<()> {
-        let refuse = |help: String| {
-            Err(Error::Option { option: "--out", got: self.out.display().to_string(), help })
-        };
+        let refuse =
+            |help: String| Err(Error::Option { option: "--out", got: self.out.display().to_string(), help });
         let out = self.out.canonicalize().ok();
         let is_out = |path: &Path| out.is_some() && path.canonicalize().ok() == out;
         if is_out(&self.model) {

@@ -271,6 +271,14 @@ fn scaling(values: &Values<'_>, head_dim: usize, theta: f64, max_len: usize) -> 
 /// `low_freq_factor` is 1.
 fn llama3(content: &Content, head_dim: usize, theta: f64, max_len: usize) -> Result<Json> {
     let found: Vec<f32> = content.read(ROPE_FACTORS)?.to_vec1()?;
+    // Before so many factors are computed as the head's width, which may be any number, asks for.
+    if found.len() != head_dim / 2 {
+        return Err(content.refuse(format!(
+            "{ROPE_FACTORS} has {} factors, and a head of {head_dim} features has {}",
+            found.len(),
+            head_dim / 2
+        )));
+    }
     let factor = f64::from(found.iter().copied().fold(1.0, f32::max));
     let is_same = |high: f64, original: usize| {
         let scaling = RotaryScaling::Llama3 {
@@ -281,7 +289,7 @@ fn llama3(content: &Content, head_dim: usize, theta: f64, max_len: usize) -> Res
         };
         let config = RotaryConfig { theta, scaling, ..RotaryConfig::new(head_dim, max_len) };
         let factors = llama3_factors(&config).unwrap_or_default();
-        factors.len() == found.len() && factors.iter().zip(&found).all(|(a, b)| (a - b).abs() <= 2e-6 * b)
+        factors.iter().zip(&found).all(|(a, b)| (a - b).abs() <= 2e-6 * b)
     };
     let lengths = (3..21).rev().map(|power| 1 << power).chain([(max_len as f64 / factor) as usize]);
     let known = lengths.flat_map(|original| [(4.0, original), (2.0, original), (8.0, original)]);
