@@ -106,6 +106,33 @@ fn experts_are_balanced_as_it_is_asked_for() {
     assert!(!said.contains("balance"), "{said}");
 }
 
+/// Heads that score documents are balanced only where that is asked for, whatever the folder says.
+#[test]
+fn a_head_for_labels_has_no_balance_of_the_folder() {
+    let runs = Runs::new();
+    runs.configure(&[("output_router_logits", json!(true))]);
+    assert!(runs.run(&[]).1[0][1] > 0.0);
+    let [model, data, out] = ["out", "data.jsonl", "tuned"].map(|name| runs.folder.argument(name));
+    let line = |number| {
+        format!("{{\"text\": \"document {number}\", \"label\": \"{}\"}}\n", ["odd", "even"][number % 2])
+    };
+    fs::write(&data, (0..40).map(line).collect::<String>()).unwrap();
+    let metrics_file = runs.folder.argument("tuned.jsonl");
+    let tune = [
+        "--model", &model, "--data", &data, "--out", &out, "--overwrite", "--metrics", &metrics_file,
+        "--task", "single-label", "--labels", "odd,even", "--steps", "2", "--length", "16",
+    ];
+    let has_balance = |options: &[&str]| {
+        Girandole("finetune").succeed(&[&tune[..], options].concat());
+        let lines = metrics(&runs.folder.path("tuned.jsonl"));
+        let steps: Vec<_> = lines.iter().filter(|line| line["event"] == "step").collect();
+        assert_eq!(steps.len(), 2);
+        steps.iter().all(|line| line["balance_loss"].as_f64().is_some())
+    };
+    assert!(!has_balance(&[]));
+    assert!(has_balance(&["--balance", "batch"]));
+}
+
 #[test]
 fn another_balance_of_a_resumed_run_is_named() {
     let runs = Runs::new();

@@ -66,7 +66,7 @@ fn config_of(
         settings.insert("--lora-alpha-pattern".into(), patterns.join(","));
     }
     if let Some(experts) = &model.experts {
-        let balance = options.balance_of(experts);
+        let balance = options.balance_of(experts, model.labels.is_some());
         settings.insert("--balance".into(), balance_name(&balance));
         if balance.loss.is_some() || balance.bias.is_some() {
             settings.insert("--balance-coefficient".into(), balance.coefficient.to_string());

@@ -45,7 +45,7 @@ impl TrainOptions {
                 }
             };
         };
-        let balance = self.balance_of(experts);
+        let balance = self.balance_of(experts, model.labels.is_some());
         if balance.bias.is_some() {
             let refuse = |help| Err(Error::Option { option: "--balance", got: "bias".into(), help });
             if experts.sigmoid.is_none() {
@@ -68,13 +68,14 @@ impl TrainOptions {
         }
     }
 
-    /// Returns how these experts are balanced.
-    pub(in crate::language) fn balance_of(&self, experts: &ExpertsConfig) -> ExpertBalance {
+    /// Returns how these experts are balanced, of a model that writes text or has labels.
+    pub(in crate::language) fn balance_of(&self, experts: &ExpertsConfig, has_labels: bool) -> ExpertBalance {
         let loss = match self.balance {
             Some(BalanceOption::Row) => Some(BalanceLoss::Row),
             Some(BalanceOption::Batch) => Some(BalanceLoss::Batch),
             Some(BalanceOption::Bias | BalanceOption::None) => None,
-            None => experts.is_balanced.then_some(BalanceLoss::Batch),
+            // The heads of transformers that score documents have no such loss.
+            None => (experts.is_balanced && !has_labels).then_some(BalanceLoss::Batch),
         };
         let coefficient = self.balance_coefficient.unwrap_or(experts.balance_coefficient);
         let bias = (self.balance == Some(BalanceOption::Bias)).then_some(coefficient);

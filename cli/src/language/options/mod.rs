@@ -122,7 +122,7 @@ pub struct TrainOptions {
     /// `row`: of each row by itself, as in DeepSeek-V3; it is the same in every layout and with every --accumulate. `batch`: of all rows of a step, on all
     /// ranks, as in transformers; with --accumulate or a pipeline the mean over those of the parts, which is another loss. `bias`: no loss; after each step the correction of each expert, which
     /// counts where experts are chosen and not in weights, moves by --balance-coefficient, up if it had fewer tokens than the mean of all, as in DeepSeek-V3: for models that have corrections. `none`: nothing. By default `batch`
-    /// if the folder's config.json has output_router_logits, else `none`. It is told apart from the loss; transformers tells the sum.
+    /// if the folder's config.json has output_router_logits and the model labels no documents, else `none`. It is told apart from the loss; transformers tells the sum.
     #[arg(long, value_name = "HOW", value_enum, help_heading = "Training")]
     pub(super) balance: Option<BalanceOption>,
     /// Factor of that loss, or how far corrections move [default: folder's]
