@@ -221,6 +221,35 @@ fn what_cannot_be_used_is_told_in_one_line() {
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
 
 #[test]
+fn options_that_would_say_nothing_are_refused() {
+    let (folder, model) = model();
+    let [data, tuned, tokens] = ["text.txt", "tuned", "text.tokens"].map(|name| folder.argument(name));
+    std::fs::write(&data, "The quick brown fox jumps over the lazy dog. ".repeat(20)).unwrap();
+    let none = ["--chat-template", "/nonexistent"];
+    let line = GENERATE.refuse(&[&["--model", &model, "--prompt", "a"][..], &none].concat());
+    assert!(line.contains("--chat-template: got /nonexistent; the prompt is continued as it is"), "{line}");
+    let evaluate = ["--model", &model, "--data", &data];
+    let line = EVALUATE.refuse(&[&evaluate[..], &none].concat());
+    assert!(
+        line.contains("--chat-template: got /nonexistent; ") && line.contains("no conversations"),
+        "{line}"
+    );
+    let field = ["--field", "nonsense"];
+    let line = EVALUATE.refuse(&[&evaluate[..], &field].concat());
+    assert!(
+        line.contains("--field: got nonsense; ") && line.contains("is plain text, without fields"),
+        "{line}"
+    );
+    let tune = ["--model", &model, "--data", &data, "--out", &tuned, "--steps", "1", "--length", "16"];
+    let said = "--field: got nonsense; all files are plain text, without fields: leave it out";
+    let line = Girandole("finetune").refuse(&[&tune[..], &field].concat());
+    assert!(line.contains(said), "{line}");
+    let line = Girandole("tokenize")
+        .refuse(&[&["--tokenizer", "bytes", data.as_str(), "--out", &tokens][..], &field].concat());
+    assert!(line.contains(said), "{line}");
+}
+
+#[test]
 fn standard_input_is_a_prompt() {
     let (folder, model) = model();
     std::fs::write(folder.path("prompt"), "Hello").unwrap();

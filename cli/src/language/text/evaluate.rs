@@ -17,6 +17,7 @@ use models::{CausalLm, LabelsConfig, Problem};
 use ops::{PreferenceConfig, PreferenceLoss};
 use serde::{Deserialize, Serialize};
 
+use super::generate::refuse_template;
 use super::layout::{LayoutOptions, alone, config, describe};
 use super::{ModelOptions, OpenedModel};
 use crate::language::check_divisible;
@@ -217,6 +218,13 @@ impl EvaluateOptions {
             return Ok(Opened { rows, length, truncated });
         }
         let (mut source, mut all) = (TextSource::open(&self.data, None)?, String::new());
+        // They would say nothing about one text.
+        let refuse = |help: &str| format!("{} is plain text, {help}: leave it out", self.data.display());
+        if let Some(field) = &self.field {
+            let help = refuse("without fields");
+            return Err(Error::Option { option: "--field", got: field.clone(), help });
+        }
+        refuse_template(&self.model, &refuse("no conversations"))?;
         while let Some(Piece::Text { text, .. }) = source.next_piece()? {
             all.push_str(&text);
         }

@@ -13,7 +13,7 @@ use crate::start::{self, Start};
 use clap::Args;
 use comm::Communicator;
 use girandole::{Layout, Parallel};
-use models::tokens::{Chat, ChatTemplate};
+use models::tokens::{Chat, ChatTemplate, NamedTemplate};
 use models::{CausalLm, GenerateConfig, Tokenizer};
 use serde_json::json;
 
@@ -165,7 +165,13 @@ impl GenerateOptions {
                 let messages: Vec<_> = system.chain([message("user", prompt)]).collect();
                 Chat::to_answer(&json!(messages).to_string())?
             }
-            None => return Ok(None),
+            None => {
+                refuse_template(
+                    &self.model,
+                    "the prompt is continued as it is: give --chat, or leave it out",
+                )?;
+                return Ok(None);
+            }
         };
         let option = if self.messages.is_some() { "--messages" } else { "--chat" };
         Ok(Some((template_of(&self.model, option)?, chat)))
@@ -239,6 +245,16 @@ pub(super) fn template_of(model: &ModelOptions, option: &'static str) -> Result<
                     --chat-template";
         Error::Option { option, got, help: help.into() }
     })
+}
+
+/// Refuses a chat template that would not be used.
+pub(super) fn refuse_template(model: &ModelOptions, help: &str) -> Result<()> {
+    let got = match &model.chat_template {
+        None => return Ok(()),
+        Some(NamedTemplate::ChatMl) => "chatml".into(),
+        Some(NamedTemplate::File(path)) => path.display().to_string(),
+    };
+    Err(Error::Option { option: "--chat-template", got, help: help.into() })
 }
 
 /// Reads the prompt from standard input.

@@ -11,7 +11,7 @@ use clap::{ArgGroup, Args, ValueEnum};
 use models::Tokenizer;
 use models::tokens::{ChatTemplate, NamedTemplate, TextEncoder, TextSource, TokenFile, TokenWriter};
 
-use super::characters;
+use super::{characters, check_field};
 
 /// The unit of the progress bar, in bytes.
 const MEGABYTE: u64 = 1_000_000;
@@ -105,6 +105,7 @@ impl TokenizeOptions {
             }
             TextSource::open(path, self.field.as_deref())?;
         }
+        check_field(self.field.as_deref(), self.files.iter().map(PathBuf::as_path))?;
         training::internal::check_writable(&self.out)?;
         match (&self.save_tokenizer, self.tokenizer) {
             (Some(folder), _) => {

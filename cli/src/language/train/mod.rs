@@ -31,6 +31,7 @@ use super::job::{Job, Subject};
 use super::pairs::RunData;
 use super::sample::Sample;
 use super::settings::{self, note_changed_settings, refuse_another_model, train_config};
+use super::text::check_field;
 use super::trained::{self, Trained};
 use super::watch::{Times, TrainObserver, wrap_error};
 use super::{memory, shared};
@@ -174,6 +175,8 @@ impl<J: Job> Command for J {
             };
             Data::open(files, &config)
         };
+        let files = options.data.iter().chain(&options.evaluate);
+        check_field(options.field.as_deref(), files.map(|file| &*file.path))?;
         let (data, evaluate) = shared::with_shared_tokens(&options.data, options.evaluate.as_ref())?;
         let rows = open(&data, options.length, false)?;
         if let Some(too_long) = options.too_long.filter(|_| rows.packing().is_none()) {
