@@ -113,7 +113,7 @@ fn a_head_for_labels_has_no_balance_of_the_folder() {
     runs.configure(&[("output_router_logits", json!(true))]);
     assert!(runs.run(&[]).1[0][1] > 0.0);
     let [model, data, out] = ["out", "data.jsonl", "tuned"].map(|name| runs.folder.argument(name));
-    let line = |number| {
+    let line = |number: usize| {
         format!("{{\"text\": \"document {number}\", \"label\": \"{}\"}}\n", ["odd", "even"][number % 2])
     };
     fs::write(&data, (0..40).map(line).collect::<String>()).unwrap();
