@@ -13,7 +13,7 @@ pub enum Optimizer {
     Momentum,
     /// It keeps two numbers per parameter
     Adam,
-    /// It keeps one number per parameter of a hidden layer's matrix, whose matrices are brought together, else two
+    /// It keeps one number per parameter of a hidden layer's matrix, else two
     Muon,
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
-use crate::options::count;
+use crate::options::{check_rank, count};
 use clap::Args;
 use models::{Lora, LoraConfig, ModelConfig, Weights};
 use ops::quantized::Format;
@@ -187,15 +187,6 @@ impl AdapterOptions {
         };
         Ok(Some(Lora::new(&config, weights.config())?))
     }
-}
-
-/// Checks the rank of adapters (`--lora-rank`).
-pub(crate) fn check_rank(rank: usize) -> Result<()> {
-    if rank <= LoraConfig::MAX_RANK {
-        return Ok(());
-    }
-    let help = format!("give at most {}", LoraConfig::MAX_RANK);
-    Err(Error::Option { option: "--lora-rank", got: rank.to_string(), help })
 }
 
 /// Refuses what a base in few bits cannot be divided over or computed on.

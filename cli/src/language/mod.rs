@@ -35,6 +35,7 @@
 mod adapters;
 mod base;
 mod events;
+mod field;
 mod finetune;
 mod job;
 mod labels;
@@ -52,7 +53,6 @@ mod train;
 mod trained;
 mod watch;
 
-pub(crate) use adapters::check_rank;
 pub(crate) use options::{layout_of, ranks_of};
 pub(crate) use train::check_divisible;
 

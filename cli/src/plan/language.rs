@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::console::say;
 use crate::error::{Result, refuse};
-use crate::language::check_rank;
+use crate::options::check_rank;
 use crate::outputs;
 use models::{LabelsConfig, Lora, LoraConfig, ModelConfig, Problem};
 use plan::command::PlanOptions;

@@ -25,8 +25,8 @@ itself. SIGUSR1 and SIGUSR2 are passed on to them, and end nothing here. Its las
 failed.
 
 Elastic jobs (--elastic MIN:MAX): a rank that fails after all have met is lost, and the others continue
-as long as MIN are left, if PROGRAM supports that. ddp-trainer, ddp-transformer, ddp-mlp, cifar10, pretrain,
-finetune and prefer do, and so do programs that shrink their group with the crate comm; all other programs end as
+as long as MIN are left, if PROGRAM supports that. ddp-trainer, ddp-transformer, ddp-mlp, cifar10,
+pretrain, finetune and prefer do, and so do programs that shrink their group with the crate comm; all other programs end as
 without the option. With fewer than MIN ranks the job ends, and --max-restarts applies. Lost ranks are not replaced. The job is
 done when all remaining ranks are; a rank that hangs and was left behind is then ended, with a warning
 that names it.

@@ -11,7 +11,8 @@ use clap::{ArgGroup, Args, ValueEnum};
 use models::Tokenizer;
 use models::tokens::{ChatTemplate, NamedTemplate, TextEncoder, TextSource, TokenFile, TokenWriter};
 
-use super::{characters, check_field};
+use super::characters;
+use crate::language::field::check_field;
 
 /// The unit of the progress bar, in bytes.
 const MEGABYTE: u64 = 1_000_000;

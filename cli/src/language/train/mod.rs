@@ -27,11 +27,11 @@ use models::tokens::{Data, DataConfig, DataFile, PackingReport, Rows, TooLong};
 use report::metrics::MetricsWriter;
 use report::{Report, RunSeries, fact};
 
+use super::field::check_field;
 use super::job::{Job, Subject};
 use super::pairs::RunData;
 use super::sample::Sample;
 use super::settings::{self, note_changed_settings, refuse_another_model, train_config};
-use super::text::check_field;
 use super::trained::{self, Trained};
 use super::watch::{Times, TrainObserver, wrap_error};
 use super::{memory, shared};
