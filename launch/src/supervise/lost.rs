@@ -115,9 +115,8 @@ impl Supervisor<'_> {
         self.lost.push(end);
         let go_on = if left == 1 { "the other goes on" } else { "the others go on" };
         match replaced {
-            _ if end.is_checkpointed() => {
-                tracing::warn!("rank {rank} (pid {pid}) has left with a checkpoint; {go_on}, {left} in all")
-            }
+            // If others go on, they say so themselves, and if all are about to leave, none does.
+            _ if end.is_checkpointed() => {}
             Some(new) => {
                 tracing::warn!("rank {rank} (pid {pid}) {status}; {go_on}, and rank {new} takes its place")
             }

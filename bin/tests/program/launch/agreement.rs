@@ -50,7 +50,6 @@ fn an_option_that_differs_is_named_by_all_ranks_of_every_command() {
         ),
         (&["ddp-linear"], &["--keep-total-batch"], "--keep-total-batch, and rank 0 no --keep-total-batch"),
         (fsdp, &["--param-dtype", "f32"], "--param-dtype f32, and rank 0 --param-dtype f16"),
-        (fsdp, &["--save", "/tmp/w"], "--save /tmp/w, and rank 0 no --save"),
         (&["cifar10", "--epochs", "1"], &["--momentum", "0"], "--momentum 0, and rank 0 --momentum 0.1"),
         (&["tensor-parallel-mlp"], &["--lr", "1"], "--lr 1, and rank 0 --lr 0.001"),
         (&["tensor-parallel-transformer"], &["--seed", "1"], "--seed 1, and rank 0 --seed 42"),
@@ -60,6 +59,10 @@ fn an_option_that_differs_is_named_by_all_ranks_of_every_command() {
     ] {
         refused(&[common.to_vec(), [common, odd].concat()], &format!("rank 1 was given {said}"));
     }
+    let folder = Folder::new();
+    let saved = folder.argument("w");
+    let odd = [&fsdp[..], &["--save", &saved]].concat();
+    refused(&[fsdp.to_vec(), odd], &format!("rank 1 was given --save {saved}, and rank 0 no --save"));
     let commands = [vec!["ddp-mlp"], vec!["ddp-trainer"], vec!["ddp-mlp"]];
     refused(&commands, "rank 1 was given the command ddp-trainer, and rank 0 the command ddp-mlp");
     let first = [vec!["ddp-mlp", "--lr", "1"], vec!["ddp-mlp"], vec!["ddp-mlp"]];
