@@ -384,6 +384,9 @@ fn sizes_whose_weights_cannot_be_counted_are_refused() {
     }
     for name in ["vocab_size", "intermediate_size"] {
         let line = with(llama(), &[(name, json!(u64::MAX))]).unwrap_err().to_string();
-        assert_eq!(line, format!("config.json: {name} is {}; it must be a whole number up to 2^31", u64::MAX));
+        assert_eq!(
+            line,
+            format!("config.json: {name} is {}; it must be a whole number up to 2^31", u64::MAX)
+        );
     }
 }
