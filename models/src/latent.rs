@@ -1,8 +1,10 @@
 //! Queries, keys and values of latent attention.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{Module, Result, Tensor};
+use ops::tape::{explicit_op1, explicit_op2};
 use ops::{RmsNorm, columns, rms_norm};
 use training::build::{Division, Layers, Linear, LinearConfig, Part};
 
@@ -95,18 +97,13 @@ impl LatentProjections {
         let (batch, len, _) = queries.dims3()?;
         let by_head = |x: &Tensor| x.reshape((batch, len, self.heads, ()));
         let (queries, keys) = (by_head(&queries)?, by_head(&keys)?);
-        let turned = queries.narrow(3, plain_dim, rotary_dim)?.contiguous()?;
-        let turned = by_head(&self.positions.apply(&turned.flatten_from(2)?, offset)?)?;
-        let queries = Tensor::cat(&[&queries.narrow(3, 0, plain_dim)?, &turned], 3)?;
+        let turned = columns(&queries, plain_dim..plain_dim + rotary_dim)?.flatten_from(2)?;
+        let turned = by_head(&self.positions.apply(&turned, offset)?)?;
         let common = self.positions.apply(&common, offset)?.unsqueeze(2)?;
-        let common = common.broadcast_as((batch, len, self.heads, rotary_dim))?;
-        let values = keys.narrow(3, plain_dim, value_dim)?;
-        let keys = Tensor::cat(&[&keys.narrow(3, 0, plain_dim)?, &common], 3)?;
-        let flat = |x: Tensor, width: usize| {
-            x.pad_with_zeros(3, 0, self.width() - width)?.contiguous()?.flatten_from(2)
-        };
-        let width = plain_dim + rotary_dim;
-        Ok([flat(queries, width)?, flat(keys, width)?, flat(values, value_dim)?])
+        let queries = head_parts(&queries, 0..plain_dim, Some(&turned), self.width())?;
+        let values = head_parts(&keys, plain_dim..plain_dim + value_dim, None, self.width())?;
+        let keys = head_parts(&keys, 0..plain_dim, Some(&common), self.width())?;
+        Ok([queries.flatten_from(2)?, keys.flatten_from(2)?, values.flatten_from(2)?])
     }
 
     /// Leaves out the zeros at the end of the heads of attention's result.
@@ -116,10 +113,81 @@ impl LatentProjections {
             return Ok(mixed.clone());
         }
         let heads = mixed.reshape((batch, len, self.heads, ()))?;
-        heads.narrow(3, 0, self.latent.value_dim)?.contiguous()?.flatten_from(2)
+        columns(&heads, 0..self.latent.value_dim)?.flatten_from(2)
     }
 
     fn width(&self) -> usize {
         (self.latent.plain_dim + self.latent.rotary_dim).max(self.latent.value_dim)
+    }
+}
+
+/// Joins some columns of `x` with `end`, and zeros up to `width`: one operation that `ops::tape::backward` knows.
+///
+/// # Shapes
+/// `(batch, length, heads, ..)` and `(batch, length, heads or 1, ..)` to `(batch, length, heads, width)`.
+fn head_parts(x: &Tensor, part: Range<usize>, end: Option<&Tensor>, width: usize) -> Result<Tensor> {
+    let (batch, len, heads, size) = x.dims4()?;
+    let of_end = end.map_or(Ok(0), |end| end.dim(3))?;
+    let mut all = vec![x.detach().narrow(3, part.start, part.len())?];
+    if let Some(end) = end {
+        all.push(end.detach().broadcast_as((batch, len, heads, of_end))?);
+    }
+    let zeros = width - part.len() - of_end;
+    if zeros > 0 {
+        all.push(Tensor::zeros((batch, len, heads, zeros), x.dtype(), x.device())?);
+    }
+    let joined = Tensor::cat(&all, 3)?;
+    let own = part.len();
+    let of_x = move |gradient: &Tensor| {
+        gradient.narrow(3, 0, own)?.pad_with_zeros(3, part.start, size - part.end)?.contiguous()
+    };
+    let Some(end) = end else {
+        return explicit_op1("head_parts", [x], joined, move |_, gradient| {
+            Ok([Some(of_x(&gradient.detach())?)])
+        });
+    };
+    explicit_op2("head_parts", [x, end], joined, move |[_, end], gradient| {
+        let gradient = gradient.detach();
+        let own = gradient.narrow(3, own, of_end)?;
+        let of_end = if end.dim(2)? == heads { own.contiguous()? } else { own.sum_keepdim(2)? };
+        Ok([Some(of_x(&gradient)?), Some(of_end)])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device, Var};
+
+    use super::*;
+
+    /// As candle's narrow, cat and padding, with an end of each head and with one of all, or none.
+    #[test]
+    fn parts_of_heads_are_candles() -> Result<()> {
+        let random =
+            |width, heads| Var::from_tensor(&Tensor::randn(0f64, 1., (2, 3, heads, width), &Device::Cpu)?);
+        let x = random(7, 5)?;
+        let factor = Tensor::randn(0f64, 1., (2, 3, 5, 9), &Device::Cpu)?;
+        for end in [Some(random(4, 5)?), Some(random(4, 1)?), None] {
+            let part = x.narrow(3, 1, 4)?;
+            let joined = match &end {
+                Some(end) => Tensor::cat(&[&part, &end.broadcast_as((2, 3, 5, 4))?], 3)?,
+                None => part,
+            };
+            let candles = joined.pad_with_zeros(3, 0, 9 - joined.dim(3)?)?;
+            let ours = head_parts(&x, 1..5, end.as_deref(), 9)?;
+            assert_eq!((&ours - &candles)?.abs()?.sum_all()?.to_scalar::<f64>()?, 0.0);
+            let loss = ops::tape::scalar_with_gradient(&ours, factor.clone())?;
+            assert!(ops::tape::knows(&loss));
+            let expected = (&candles * &factor)?.sum_all()?.backward()?;
+            for grads in [ops::tape::backward(&loss)?, loss.backward()?] {
+                for var in [Some(&x), end.as_ref()].into_iter().flatten() {
+                    let [ours, candles] =
+                        [&grads, &expected].map(|grads| grads.get(var).expect("a gradient"));
+                    let gap = (ours - candles)?.abs()?.max_all()?.to_scalar::<f64>()?;
+                    assert!(gap < 1e-12 && ours.dtype() == DType::F64, "{gap}");
+                }
+            }
+        }
+        Ok(())
     }
 }

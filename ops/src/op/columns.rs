@@ -11,15 +11,15 @@ use crate::tape;
 
 const NAME: &str = "columns";
 
-/// Selects a range of the last dimension as `x.narrow(D::Minus1, ..)` does; on a CPU, for f32 and f64, as one
-/// operation with a contiguous result: for example the queries of a layer that computes queries, keys and values
-/// together.
+/// Selects a range of the last dimension as `x.narrow(D::Minus1, ..)` does, but as an operation that
+/// [`backward`](crate::tape::backward) knows, with a contiguous result: for example the queries of a layer that computes queries,
+/// keys and values together.
 ///
 /// # Shapes
 /// `(.., size)` to `(.., columns.len())`.
 ///
 /// # Cost
-/// On a CPU a copy forward, and a zeroed tensor and a copy backward.
+/// A copy forward, and a zeroed tensor and a copy backward.
 ///
 /// # Errors
 /// Columns out of range.
@@ -38,7 +38,7 @@ pub fn columns(x: &Tensor, columns: Range<usize>) -> candle_core::Result<Tensor>
     }
     match x.device().is_cpu() && matches!(x.dtype(), DType::F32 | DType::F64) {
         true => tape::apply_op1(&x.contiguous()?, Columns(columns)),
-        false if x.device().is_cpu() || columns.is_empty() || x.elem_count() == 0 => {
+        false if columns.is_empty() || x.elem_count() == 0 => {
             x.narrow(x.rank() - 1, columns.start, columns.len())
         }
         false => {
@@ -116,6 +116,9 @@ mod tests {
             }
             assert!(columns(&x, 5..7).is_err());
         }
+        let x = Var::zeros((2, 6), DType::BF16, &Device::Cpu)?;
+        let some = columns(&x, 2..5)?;
+        assert!(some.is_contiguous() && tape::knows(&tape::scalar_with_gradient(&some, some.ones_like()?)?));
         assert_eq!(columns(&Tensor::zeros((2, 6), DType::F32, &Device::Cpu)?, 3..3)?.dims(), [2, 0]);
         assert_eq!(columns(&Tensor::zeros((0, 6), DType::F32, &Device::Cpu)?, 1..3)?.dims(), [0, 2]);
         Ok(())

@@ -25,13 +25,16 @@ mod mse;
 mod relu;
 mod rms_norm;
 mod rotary;
+mod scale_rows;
 mod self_attention;
+mod sigmoid;
 mod softmax;
 
 use candle_core::{DType, Tensor};
 
 pub use attention::{AttentionConfig, AttentionMask, attention, attention_with_key_mask};
 pub use binary_cross_entropy::binary_cross_entropy;
+pub use cast::cast;
 pub use columns::columns;
 pub use conv2d::conv2d;
 pub use cross_entropy::cross_entropy;
@@ -52,7 +55,9 @@ pub use mse::mse;
 pub use relu::relu;
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use rotary::{Rotary, RotaryConfig, RotaryLayout, RotaryScaling};
+pub use scale_rows::scale_rows;
 pub use self_attention::{SelfAttention, multihead_attention, self_attention};
+pub use sigmoid::sigmoid;
 pub use softmax::{log_softmax, softmax};
 
 use crate::{Error, Result};

@@ -47,7 +47,7 @@ mod table;
 
 pub use add::{add, scale};
 pub use apply::{apply_op1, apply_op2, apply_op3};
-pub use backward::{backward, empty, storage_address};
+pub use backward::{backward, empty, knows, storage_address};
 pub use explicit::{explicit_op1, explicit_op2, explicit_op3};
 pub use guard::{Guard, guard};
 pub use seed::scalar_with_gradient;

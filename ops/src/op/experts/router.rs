@@ -5,6 +5,7 @@ use std::sync::Arc;
 use candle_core::{D, Result, Tensor};
 
 use super::super::cast::cast;
+use super::super::sigmoid::sigmoid;
 use super::super::softmax::softmax;
 use super::super::working_dtype;
 use super::choice::Choice;
@@ -171,7 +172,7 @@ impl Router {
         let wide = wide.contiguous()?.reshape(((), count))?;
         let shares = match self.scoring {
             Scoring::Softmax => softmax(&wide)?,
-            Scoring::Sigmoid => candle_nn::ops::sigmoid(&wide)?,
+            Scoring::Sigmoid => sigmoid(&wide)?,
         };
         let tokens = shares.dim(0)?;
         let experts = kept_or(tokens * self.per_token, || choice.of_tokens(&shares.detach(), &self.name))?;

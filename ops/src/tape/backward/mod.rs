@@ -33,6 +33,20 @@ pub fn backward(loss: &Tensor) -> Result<GradStore> {
     }
 }
 
+/// Whether [`backward`] knows every operation that `loss` depends on, and leaves nothing to candle.
+///
+/// ```
+/// use candle_core::{Device, Var};
+/// use ops::tape::{knows, scale};
+///
+/// let x = Var::new(2f32, &Device::Cpu)?;
+/// assert!(knows(&scale(&x, 3.0)?) && !knows(&scale(&x.sqr()?, 3.0)?));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn knows(loss: &Tensor) -> bool {
+    Pass::new(loss).is_some_and(|pass| pass.parts.is_empty())
+}
+
 /// Returns a store without gradients; candle has no constructor for one.
 ///
 /// # Errors
