@@ -94,9 +94,11 @@ pub(crate) fn is_ignored(config: &ModelConfig, name: &str) -> bool {
         || (config.family == Family::DeepseekV3 && name.starts_with(&next))
 }
 
-/// Whether a tensor is the correction of a router, which is kept and saved in 32 bits at least.
-pub(crate) fn is_correction(name: &str) -> bool {
+/// Whether a tensor is saved in 32 bits at least, as transformers has it in memory: the correction of a router, which is kept so, too,
+/// and the router of DeepSeek V3, whose scores are computed so.
+pub(crate) fn is_wide(family: Family, name: &str) -> bool {
     name.ends_with(&format!(".{}", ops::EXPERT_CORRECTION))
+        || (family == Family::DeepseekV3 && name.ends_with(".mlp.gate.weight"))
 }
 
 /// Returns the initialization of a new parameter, as in transformers.

@@ -12,7 +12,7 @@ use training::internal::{TensorWriter, write_output};
 use crate::config::BITS_FIELD;
 use crate::files::{INDEX, SINGLE, TOKENIZER_FILES, is_weight_file};
 use crate::tokens::MORE_TEMPLATES;
-use crate::{Error, ModelConfig, Result, Weights, finite, names, reading};
+use crate::{Error, Family, ModelConfig, Result, Weights, finite, names, reading};
 
 /// How a folder is written.
 #[derive(Debug, Clone)]
@@ -36,10 +36,11 @@ impl Default for FolderConfig {
 
 impl FolderConfig {
     /// Returns the dtype in which a parameter is saved; `dtype` is the one that it has in memory.
-    fn dtype_of(&self, name: &str, dtype: DType) -> DType {
+    fn dtype_of(&self, name: &str, dtype: DType, family: Family) -> DType {
+        let is_wide = names::is_wide(family, name);
         let before = || self.dtypes_of.as_ref()?.dtype(name);
         match self.dtype.or_else(before).unwrap_or(dtype) {
-            DType::F16 | DType::BF16 if names::is_correction(name) => DType::F32,
+            DType::F16 | DType::BF16 if is_wide => DType::F32,
             dtype => dtype,
         }
     }
@@ -126,7 +127,7 @@ impl FolderWriter {
             if names::is_transposed(config.family, &name) {
                 dims.reverse();
             }
-            let (count, dtype) = (dims.iter().product::<usize>(), how.dtype_of(&name, dtype));
+            let (count, dtype) = (dims.iter().product::<usize>(), how.dtype_of(&name, dtype, config.family));
             let size = count * dtype.size_in_bytes();
             if bytes > 0 && bytes + size > how.max_file_bytes {
                 groups.push(Vec::new());
@@ -162,7 +163,7 @@ impl FolderWriter {
 
     fn begin_file(&mut self, file: String, tensors: Vec<(String, Vec<usize>)>) -> Result<()> {
         let path = self.folder.join(&file);
-        let dtype = |name: &str| self.how.dtype_of(name, self.dtype);
+        let dtype = |name: &str| self.how.dtype_of(name, self.dtype, self.config.family);
         let described = |(name, dims): &(String, Vec<usize>)| (name.clone(), dtype(name), dims.clone());
         let described: Vec<_> = tensors.iter().map(described).collect();
         let writer = TensorWriter::begin(&path, &described).map_err(Error::io("write", &path))?;
@@ -198,7 +199,7 @@ impl FolderWriter {
             return Err(Error::Format { path: self.folder.clone(), problem });
         }
         let tensor = tensor.to_device(&candle_core::Device::Cpu)?;
-        let dtype = self.how.dtype_of(name, self.dtype);
+        let dtype = self.how.dtype_of(name, self.dtype, self.config.family);
         let converted = tensor.to_dtype(dtype)?;
         if dtype != tensor.dtype()
             && let Some((place, number)) = finite::first_not_finite(&tensor, &converted)?

@@ -32,6 +32,21 @@ fn refused(path: &Path) -> String {
     line
 }
 
+/// What transformers has in 32 bits in a model of 16, is saved so: corrections, and the routers of DeepSeek V3.
+#[test]
+fn routers_of_deepseek_are_saved_in_32_bits() {
+    for (name, is_wide) in [("deepseek", true), ("qwen2-moe", false)] {
+        let (vars, out) = (VarMap::new(), tempfile::tempdir().unwrap());
+        let model = load(&folder(name), &vars, DType::BF16);
+        save_folder(out.path(), model.config(), &named_vars(&vars), &FolderConfig::default()).unwrap();
+        let saved = Weights::folder(out.path()).unwrap();
+        let [of_router, of_layer] = ["mlp.gate.weight", "self_attn.o_proj.weight"]
+            .map(|name| saved.dtype(&format!("model.layers.1.{name}")).unwrap());
+        let expected = if is_wide { DType::F32 } else { DType::BF16 };
+        assert_eq!((of_router, of_layer), (expected, DType::BF16), "{name}");
+    }
+}
+
 #[test]
 fn what_is_saved_loads_with_equal_logits() {
     for name in FOLDERS {

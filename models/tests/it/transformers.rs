@@ -26,6 +26,34 @@ fn logits_are_transformers() -> Result<()> {
     Ok(())
 }
 
+/// Every operation of a model is one that the tape knows: nothing is left to candle's backward, whose gradients are the same.
+#[test]
+fn backward_knows_all_of_a_model() -> Result<()> {
+    for name in FOLDERS {
+        let [tokens, targets] = Expected::of(name).batches(0, 1).remove(0);
+        for dtype in [DType::F32, DType::F64] {
+            let (vars, weights) = (VarMap::new(), Weights::folder(&folder(name)).unwrap());
+            let builder = Builder::new(weights.vars(&vars, dtype, &Device::Cpu));
+            let model = CausalLm::new(weights.config(), &builder)?;
+            let loss = model.loss(&tokens, &targets)?;
+            assert!(ops::tape::knows(&loss), "{name} {dtype:?}");
+            if dtype != DType::F64 {
+                continue;
+            }
+            let (ours, candles) = (ops::backward(&loss)?, loss.backward()?);
+            for (name_of, var) in named_vars(&vars) {
+                let both = [&ours, &candles].map(|grads| grads.get(&var));
+                if let [Some(ours), Some(candles)] = both {
+                    assert!(gap(ours, candles) < 1e-12, "{name}: {name_of}");
+                } else {
+                    assert!(name_of.ends_with(EXPERT_CORRECTION), "{name}: {name_of}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn training_is_transformers() -> Result<()> {
     for name in FOLDERS {
