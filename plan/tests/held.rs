@@ -3,16 +3,19 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Optimizer, VarMap};
-use comm::Local;
+use comm::{Communicator, Local};
 use girandole::Layout;
+use girandole::expert_parallel::ExpertParallel;
 use girandole::trainer::OptimizerConfig;
 use models::{CausalLm, Lora, LoraConfig, ModelConfig, Weights};
 use ops::{RowKeys, activation_bytes};
 use plan::Memory;
 use plan::language::{Subject, Training};
-use training::build::{Builder, Recompute};
+use training::build::{Builder, Layers, Recompute, WholeLayers};
 use training::{Adam, AdamConfig, Muon, MuonConfig, OptimizerState, StepOptimizer};
 
 const ROWS: usize = 8;
@@ -32,10 +35,15 @@ fn config(family: &str, tied: bool) -> ModelConfig {
     ModelConfig::from_json(&text).unwrap()
 }
 
-/// Mixtral, Qwen3-MoE, or Qwen2-MoE with a dense layer, with so many experts, of which each token uses some.
+/// Mixtral, Qwen3-MoE, DeepSeek V3 or Qwen2-MoE with a dense layer, with so many experts, of which each token uses some.
 fn experts(family: &str, count: usize, per_token: usize) -> ModelConfig {
     let own = match family {
         "mixtral" => format!(r#""num_local_experts": {count}, "intermediate_size": 40"#),
+        "deepseek_v3" => format!(
+            r#""n_routed_experts": {count}, "moe_intermediate_size": 40, "intermediate_size": 80, "n_shared_experts": 2,
+               "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": true, "routed_scaling_factor": 1.0,
+               "q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12"#
+        ),
         "qwen3_moe" => format!(
             r#""num_experts": {count}, "moe_intermediate_size": 40, "intermediate_size": 80, "head_dim": 16"#
         ),
@@ -44,10 +52,11 @@ fn experts(family: &str, count: usize, per_token: usize) -> ModelConfig {
                "mlp_only_layers": [1]"#
         ),
     };
+    let kv_heads = if family == "deepseek_v3" { 4 } else { 2 };
     let text = format!(
         r#"{{"model_type": "{family}", "vocab_size": 301, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "hidden_act": "silu", "max_position_embeddings": 32, "rms_norm_eps": 1e-5, "initializer_range": 0.02,
-        "tie_word_embeddings": false, "rope_theta": 10000.0, "num_experts_per_tok": {per_token}, {own}}}"#
+        "num_key_value_heads": {kv_heads}, "hidden_act": "silu", "max_position_embeddings": 32, "rms_norm_eps": 1e-5,
+        "initializer_range": 0.02, "tie_word_embeddings": false, "rope_theta": 10000.0, "num_experts_per_tok": {per_token}, {own}}}"#
     );
     ModelConfig::from_json(&text).unwrap()
 }
@@ -254,7 +263,7 @@ fn forward_keeps_what_is_planned() {
 /// The plan leaves out only numbers by expert, such as how many tokens each has.
 #[test]
 fn forward_keeps_of_experts_what_is_planned() {
-    for family in ["mixtral", "qwen3_moe", "qwen2_moe"] {
+    for family in ["mixtral", "qwen3_moe", "qwen2_moe", "deepseek_v3"] {
         let model = experts(family, 5, 2);
         for dtype in [DType::F32, DType::F64] {
             let (planned, told) = forward_keeps(&model, dtype, Recompute::None);
@@ -266,16 +275,50 @@ fn forward_keeps_of_experts_what_is_planned() {
     }
 }
 
+/// Rows that came from other ranks are kept for backward, as products are. Each token uses all experts, as above.
+#[test]
+fn selective_recomputation_keeps_the_rows_that_are_planned() {
+    for family in ["mixtral", "qwen3_moe"] {
+        let model = experts(family, 4, 4);
+        let layout: Layout = "ep=2".parse().unwrap();
+        let told = |recompute| {
+            let run = |comm: Arc<dyn Communicator>| {
+                let layers = ExpertParallel::new(comm).layers(Arc::new(WholeLayers));
+                Ok(kept(&model, DType::F32, recompute, (ROWS / 2, layers)))
+            };
+            Local::run_shared(2, run).unwrap()[0]
+        };
+        let recompute = Recompute::Selective;
+        let training = Training { batch_size: ROWS, length: LENGTH, recompute, ..Training::default() };
+        let cost = Subject::new(model.clone(), None).estimate(&training, &layout).unwrap();
+        let (planned, kept, all) = (cost.most().activations, told(recompute), told(Recompute::None));
+        // In backward, one block is recomputed in addition to what is kept, from a copy of its input.
+        let output = (ROWS / 2 * LENGTH * model.hidden_size * 4) as f64;
+        let held = kept + (all - kept) / model.num_layers as f64 + 2.0 * output;
+        assert!((planned - held).abs() <= 0.01 * held, "{family}: {planned} planned, {held} held");
+    }
+}
+
 /// Returns bytes of activations: planned, and in the autograd graph.
 fn forward_keeps(model: &ModelConfig, dtype: DType, recompute: Recompute) -> (f64, f64) {
-    let device = Device::Cpu;
     let training = Training { batch_size: ROWS, length: LENGTH, dtype, recompute, ..Training::default() };
     let cost = Subject::new(model.clone(), None).estimate(&training, &Layout::default()).unwrap();
+    (cost.most().activations, kept(model, dtype, recompute, (ROWS, Arc::new(WholeLayers))))
+}
+
+/// Returns bytes of activations in the autograd graph.
+fn kept(
+    model: &ModelConfig,
+    dtype: DType,
+    recompute: Recompute,
+    (rows, layers): (usize, Arc<dyn Layers>),
+) -> f64 {
+    let device = Device::Cpu;
     let vars = VarMap::new();
     let weights = Weights::random(model, 1).unwrap().vars(&vars, dtype, &device);
-    let lm = CausalLm::new(model, &Builder::new(weights).recomputing(recompute)).unwrap();
-    let tokens = Tensor::zeros((ROWS, LENGTH), DType::U32, &device).unwrap();
-    let loss = RowKeys::new(0, 0, 0..ROWS).scope(|| lm.loss(&tokens, &tokens)).unwrap();
+    let lm = CausalLm::new(model, &Builder::new(weights).with_layers(layers).recomputing(recompute)).unwrap();
+    let tokens = Tensor::zeros((rows, LENGTH), DType::U32, &device).unwrap();
+    let loss = RowKeys::new(0, 0, 0..rows).scope(|| lm.loss(&tokens, &tokens)).unwrap();
     let told = activation_bytes(&loss, []) as f64;
     // The loss keeps the gradient of its weight, which the plan counts as a gradient, if it is one: in 16 bits the
     // loss's weight is a copy.
@@ -283,7 +326,7 @@ fn forward_keeps(model: &ModelConfig, dtype: DType, recompute: Recompute) -> (f6
         DType::BF16 => 0,
         dtype => model.vocab_size * model.hidden_size * dtype.size_in_bytes(),
     };
-    (cost.most().activations, told - of_head as f64)
+    told - of_head as f64
 }
 
 #[test]

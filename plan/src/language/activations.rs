@@ -1,6 +1,6 @@
 //! Activations kept for backward per token, by unit: outputs of operations, and what operations keep internally.
 
-use models::{ExpertsConfig, Family, Lora, ModelConfig};
+use models::{ExpertsConfig, Family, LatentConfig, Lora, ModelConfig};
 
 use super::outline::Unit;
 use super::{Numbers, Subject};
@@ -36,7 +36,12 @@ impl<'a> PerToken<'a> {
 
     /// Returns the numbers of a token's keys and values in a block.
     pub(super) fn keys_and_values(self) -> usize {
-        2 * self.config.num_kv_heads / self.tp * self.config.head_dim
+        2 * self.config.num_kv_heads / self.tp * self.head_width()
+    }
+
+    /// Returns the width of a head in attention: where those of queries and of values differ, zeros fill the narrower ones.
+    fn head_width(self) -> usize {
+        self.config.head_dim.max(self.config.value_dim())
     }
 
     /// Returns the bytes kept by an operation with `outputs` results: if the dtype is 16-bit, also its inputs and
@@ -61,32 +66,56 @@ impl<'a> PerToken<'a> {
 
     /// Returns the bytes kept by a block.
     pub(super) fn block(self, unit: &Unit) -> usize {
-        let &ModelConfig { hidden_size, num_heads, num_kv_heads, head_dim, .. } = self.config;
-        let heads = num_heads / self.tp;
-        let (queries, keys) = (heads * head_dim, num_kv_heads / self.tp * head_dim);
-        let qkv = queries + 2 * keys;
-        let Numbers { element, working } = self.numbers;
+        let hidden_size = self.config.hidden_size;
         let layers = unit.layers.iter().filter(|layer| !layer.is_expert());
         let layers: usize = layers.map(|layer| self.layer(layer)).sum();
         let norms = 2 * self.wide(hidden_size, hidden_size);
-        let by_head = match self.config.qk_norm {
-            true => self.wide(queries, queries) + self.wide(keys, keys),
-            false => 0,
+        let projected = match &self.config.latent {
+            Some(latent) => self.latent(latent),
+            None => self.projected(),
         };
-        let rotated = match self.config.rotary {
-            Some(_) => self.wide(queries, queries) + self.wide(keys, keys),
-            None => 0,
-        };
-        // Fused queries, keys and values are copied to separate tensors.
-        let apart = if self.config.family == Family::Gpt2 && element == working { qkv * element } else { 0 };
-        let attention = self.wide(qkv, queries) + heads * working + apart;
         let is_sparse = unit.layers.iter().any(super::outline::Layer::is_expert);
         let feed_forward = match self.config.experts.as_ref().filter(|_| is_sparse) {
             Some(experts) => self.experts(experts),
             None => self.activation(self.config.intermediate_size),
         };
         let sums = 2 * (self.output() + self.dropped(self.config.dropout.residual, self.output()));
-        layers + norms + by_head + rotated + attention + feed_forward + sums
+        layers + norms + projected + self.attention() + feed_forward + sums
+    }
+
+    /// Returns the bytes kept by attention.
+    fn attention(self) -> usize {
+        let (heads, kv_heads) = (self.config.num_heads / self.tp, self.config.num_kv_heads / self.tp);
+        let width = self.head_width();
+        self.wide((heads + 2 * kv_heads) * width, heads * width) + heads * self.numbers.working
+    }
+
+    /// Returns the bytes kept between the projections and attention.
+    fn projected(self) -> usize {
+        let &ModelConfig { num_heads, num_kv_heads, head_dim, .. } = self.config;
+        let [queries, keys] = [num_heads, num_kv_heads].map(|heads| heads / self.tp * head_dim);
+        let both = self.wide(queries, queries) + self.wide(keys, keys);
+        let by_head = if self.config.qk_norm { both } else { 0 };
+        let rotated = if self.config.rotary.is_some() { both } else { 0 };
+        // Fused queries, keys and values are copied to separate tensors.
+        let is_fused = self.config.family == Family::Gpt2;
+        let apart = if is_fused { (queries + 2 * keys) * self.numbers.element } else { 0 };
+        by_head + rotated + apart
+    }
+
+    /// Returns the bytes kept between the projections of latent attention and attention.
+    fn latent(self, latent: &LatentConfig) -> usize {
+        let &LatentConfig { query_rank, key_rank, rotary_dim, value_dim, .. } = latent;
+        let (heads, width, element) =
+            (self.config.num_heads / self.tp, self.head_width(), self.numbers.element);
+        let norms = self.wide(key_rank, key_rank) + query_rank.map_or(0, |rank| self.wide(rank, rank));
+        // The features that are normed, and the part of the key that all heads have in common; the turned part of queries.
+        let apart = (key_rank + rotary_dim + heads * rotary_dim) * element;
+        let rotated = self.wide(heads * rotary_dim, heads * rotary_dim) + self.wide(rotary_dim, rotary_dim);
+        // Queries, keys and values, and the result without zeros.
+        let joined = 3 * heads * width * element;
+        let without_zeros = if width == value_dim { 0 } else { heads * value_dim * element };
+        norms + apart + rotated + joined + without_zeros
     }
 
     /// Returns the bytes kept by the activation of a dense feed-forward layer.
@@ -103,18 +132,28 @@ impl<'a> PerToken<'a> {
         // The rows gathered, the results of the three products, and the activation.
         let products = (2 * hidden + 2 * experts.width / self.tp) * element;
         let of_each = products + self.activation(experts.width);
-        // Scores, their shares, the weights of the chosen ones, and the sum; a shared expert times its gate, and their sum.
-        let scores = self.wide(experts.count, 0) + experts.count * (element + working);
-        let shared = experts.shared_width.map_or(0, |width| {
-            self.activation(width) + self.wide(hidden, hidden) + self.wide(1, 0) + working + hidden * element
-        });
-        // Rows that have come from other ranks, and results that have come back.
-        let moved = if self.ep > 1 { 2 * hidden * element } else { 0 };
-        experts.per_token * (of_each + moved + working) + scores + hidden * element + shared
+        // Scores, their shares, the weights of the chosen ones, and the sum; a shared expert, times its gate if it has one, and their sum.
+        let scores = match experts.sigmoid {
+            // Of factors in 32 bits.
+            Some(_) => self.wide(hidden, 0) + 2 * experts.count * working,
+            None => self.wide(experts.count, 0) + experts.count * (element + working),
+        };
+        let gated = match self.config.family {
+            Family::DeepseekV3 => 0,
+            _ => self.wide(hidden, hidden) + self.wide(1, 0) + working,
+        };
+        let shared =
+            experts.shared_width.map_or(0, |width| self.activation(width) + gated + hidden * element);
+        experts.per_token * (of_each + working) + self.moved(experts) + scores + hidden * element + shared
     }
 
-    /// Returns the bytes kept by a block with selective recomputation: its input, and the results of matrix products
-    /// and attention.
+    /// Returns the bytes of rows that have come from other ranks, and of results that have come back.
+    fn moved(self, experts: &ExpertsConfig) -> usize {
+        if self.ep > 1 { 2 * experts.per_token * self.output() } else { 0 }
+    }
+
+    /// Returns the bytes kept by a block with selective recomputation: its input, the results of matrix products and attention, and
+    /// what comes from other ranks.
     pub(super) fn products(self, unit: &Unit) -> usize {
         let heads = self.config.num_heads / self.tp;
         let Numbers { element, working } = self.numbers;
@@ -124,11 +163,13 @@ impl<'a> PerToken<'a> {
             (layer.outputs * element) as f64 * layer.share(self.config) * ranks(layer)
         };
         let layers = unit.layers.iter().map(kept).sum::<f64>().round() as usize;
-        // The scores of a router are a product, too.
+        // The scores of a router are a product, too; rows are not sent again.
         let is_sparse = unit.layers.iter().any(super::outline::Layer::is_expert);
         let experts = self.config.experts.as_ref().filter(|_| is_sparse);
-        let layers = layers + experts.map_or(0, |experts| experts.count * element);
-        self.output() + layers + heads * (self.config.head_dim * element + working)
+        let of_score = |experts: &ExpertsConfig| if experts.sigmoid.is_some() { working } else { element };
+        let of_experts = |experts: &ExpertsConfig| experts.count * of_score(experts) + self.moved(experts);
+        let layers = layers + experts.map_or(0, of_experts);
+        self.output() + layers + heads * (self.head_width() * element + working)
     }
 
     fn layer(self, layer: &super::outline::Layer) -> usize {
@@ -146,9 +187,8 @@ impl<'a> PerToken<'a> {
 
     /// Returns the temporary bytes of a block's backward: the gradients that are alive at the same time.
     pub(super) fn backward(self) -> usize {
-        let &ModelConfig { hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, .. } =
-            self.config;
-        let qkv = (num_heads + 2 * num_kv_heads) * head_dim / self.tp;
+        let &ModelConfig { hidden_size, intermediate_size, num_heads, num_kv_heads, .. } = self.config;
+        let qkv = (num_heads + 2 * num_kv_heads) * self.head_width() / self.tp;
         let of_experts =
             |experts: &ExpertsConfig| experts.per_token * (experts.width / self.tp + hidden_size / 2);
         let sparse = self.config.experts.as_ref().map_or(0, of_experts);

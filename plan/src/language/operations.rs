@@ -2,6 +2,7 @@
 
 use girandole::Layout;
 
+use super::outline::Layer;
 use super::{Subject, Unit};
 use crate::Result;
 
@@ -31,29 +32,30 @@ impl Subject {
     /// Returns the operations of one of the whole model's units per token, forward and backward.
     pub(super) fn flops(&self, units: &[Unit], place: usize, attended: f64) -> [f64; 2] {
         let (config, unit) = (&self.config, &units[place]);
-        let mut sum = [0.0; 2];
-        let mut product = |numbers: f64, is_trained: bool| {
-            sum[0] += 2.0 * numbers;
-            sum[1] += if is_trained { 4.0 } else { 2.0 } * numbers;
-        };
-        for layer in &unit.layers {
-            let weight = format!("{}.weight", layer.name);
-            let of = unit.tensors.iter().find(|tensor| tensor.name == weight);
-            let numbers = (layer.inputs * layer.outputs) as f64 * layer.share(config);
-            product(numbers, of.is_none_or(|weight| weight.is_trained));
-        }
+        let mut sum = self.layer_flops(unit, |_| true);
         if place + 1 == units.len() {
-            product(
-                (config.outputs() * config.hidden_size) as f64,
-                // A head for labels is always trained.
-                config.labels.is_some()
-                    || self.lora.as_ref().is_none_or(|lora| lora.trains("lm_head.weight")),
-            );
+            // A head for labels is always trained.
+            let is_trained = config.labels.is_some()
+                || self.lora.as_ref().is_none_or(|lora| lora.trains("lm_head.weight"));
+            let [forward, backward] = product((config.outputs() * config.hidden_size) as f64, is_trained);
+            sum = [sum[0] + forward, sum[1] + backward];
         } else if place > 0 {
             let [forward, backward] = self.attention_flops(place, attended);
             sum = [sum[0] + forward, sum[1] + backward];
         }
         sum
+    }
+
+    /// Returns the operations of some of a unit's linear layers per token, forward and backward.
+    pub(super) fn layer_flops(&self, unit: &Unit, wanted: impl Fn(&Layer) -> bool) -> [f64; 2] {
+        let of_layer = |layer: &Layer| {
+            let weight = format!("{}.weight", layer.name);
+            let of = unit.tensors.iter().find(|tensor| tensor.name == weight);
+            let numbers = (layer.inputs * layer.outputs) as f64 * layer.share(&self.config);
+            product(numbers, of.is_none_or(|weight| weight.is_trained))
+        };
+        let all = unit.layers.iter().filter(|layer| wanted(layer)).map(of_layer);
+        all.fold([0.0; 2], |sum, of| [sum[0] + of[0], sum[1] + of[1]])
     }
 
     /// Returns the operations of the attention of a block per token, forward and backward.
@@ -64,6 +66,11 @@ impl Subject {
         let numbers = (config.num_heads * (config.head_dim + config.value_dim())) as f64 * attended;
         [2.0 * numbers, 4.0 * numbers]
     }
+}
+
+/// Returns the operations of a product with a weight of so many numbers, forward and backward.
+fn product(numbers: f64, is_trained: bool) -> [f64; 2] {
+    [2.0 * numbers, if is_trained { 4.0 } else { 2.0 } * numbers]
 }
 
 #[cfg(test)]

@@ -78,6 +78,11 @@ impl Layer {
         is_of_expert(&self.name)
     }
 
+    /// Whether it belongs to an expert that all tokens use.
+    pub(super) fn is_of_shared_expert(&self) -> bool {
+        self.name.contains(".shared_expert")
+    }
+
     /// Returns the share of tokens that use it: the rest of an expert's parameters is not active.
     pub(super) fn share(&self, config: &ModelConfig) -> f64 {
         match config.experts.as_ref().filter(|_| self.is_expert()) {

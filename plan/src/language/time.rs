@@ -3,7 +3,7 @@
 
 use girandole::Layout;
 
-use super::outline::Unit;
+use super::outline::{Layer as Outlined, Unit};
 use super::partition::{PartitionedModel, owned_units};
 use super::{LayoutComparison, LayoutCost, Subject, Training};
 use crate::forecast::{
@@ -132,14 +132,28 @@ impl StepTime<'_> {
         [keys[0] + rows[0], keys[1] + rows[1]]
     }
 
-    /// Returns the seconds that a rank of `ep` waits for the rows of tokens, and for their results: nothing hides them.
+    /// Returns the seconds that a rank of `ep` waits for the rows of tokens, and for their results: of half of them, those on their
+    /// way to the experts, what the computation of a shared expert does not hide.
     fn waiting_for_rows(&self, place: usize) -> [f64; 2] {
         let Layout { ep, tp, .. } = self.model.layout;
-        let link = self.hardware.network.link(0, ep.saturating_sub(1) * tp);
-        self.model.sent_to_experts(place).map(|bytes| match bytes > 0.0 {
-            true => link.s_per_byte * bytes + 2.0 * link.latency * (ep - 1) as f64,
-            false => 0.0,
-        })
+        let [ahead, back] = self.model.sent_to_experts(place);
+        if ahead == 0.0 {
+            return [0.0; 2];
+        }
+        let (network, subject) = (&self.hardware.network, self.model.subject);
+        let link = network.link(0, (ep - 1) * tp);
+        let seconds = |bytes: f64| link.s_per_byte * bytes + 2.0 * link.latency * (ep - 1) as f64;
+        let shared = match network.overlaps {
+            true => subject.layer_flops(&self.units[place], Outlined::is_of_shared_expert),
+            false => [0.0; 2],
+        };
+        let [forward, backward] =
+            shared.map(|flops| flops * self.model.tokens / self.hardware.flops / tp as f64);
+        let hidden = |bytes: f64, computed: f64| computed.min(seconds(bytes) / 2.0);
+        // In backward gradients come back, and before them rows go again if their products are recomputed.
+        let is_again = self.model.recomputes_products(place);
+        let [gradients, again] = if is_again { [back - ahead, hidden(ahead, forward)] } else { [back, 0.0] };
+        [seconds(ahead) - hidden(ahead, forward), seconds(back) - hidden(gradients, backward) - again]
     }
 
     /// Returns the seconds that a rank of `cp` waits for keys and values of others: what the computation of its attention does not
@@ -215,10 +229,16 @@ mod tests {
     }
 
     fn experts() -> Subject {
-        let json = r#"{"model_type": "mixtral", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6,
+        of_experts("mixtral", r#""num_local_experts": 8"#)
+    }
+
+    fn of_experts(family: &str, own: &str) -> Subject {
+        let json = format!(
+            r#"{{"model_type": "{family}", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6,
              "num_attention_heads": 4, "num_key_value_heads": 4, "hidden_act": "silu", "max_position_embeddings": 64,
-             "rms_norm_eps": 1e-5, "initializer_range": 0.1, "num_local_experts": 8, "num_experts_per_tok": 2}"#;
-        Subject::new(ModelConfig::from_json(json).unwrap(), None)
+             "rms_norm_eps": 1e-5, "initializer_range": 0.1, "num_experts_per_tok": 2, {own}}}"#
+        );
+        Subject::new(ModelConfig::from_json(&json).unwrap(), None)
     }
 
     fn seconds(training: &Training, layout: &str, link: Link) -> f64 {
@@ -281,6 +301,40 @@ mod tests {
             let more = seconds_of(&subject, &training, layout, link) - alone;
             let sent = cost.sent() * link.s_per_byte;
             assert!(more > 0.5 * sent && more < 2.0 * sent, "{layout}: {more}, {sent}");
+        }
+    }
+
+    /// At most half of the time is hidden, and no more than the shared expert takes; nothing without one, or on a network that does not
+    /// work while ranks compute.
+    #[test]
+    fn rows_go_to_experts_while_a_shared_expert_is_computed() {
+        let shared =
+            r#""num_experts": 8, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48"#;
+        let (shared, none) = (of_experts("qwen2_moe", shared), experts());
+        let seconds = |subject: &Subject, recompute, (flops, overlaps)| {
+            let training = Training { batch_size: 8, length: 32, recompute, ..Training::default() };
+            let layout: Layout = "ep=4".parse().unwrap();
+            let units = subject.units(&Layout::default()).unwrap();
+            let network = Network::one_node("test", Link { latency: 1e-6, s_per_byte: 1e-8 }, 0.0, overlaps);
+            let hardware = Hardware { network, flops, memory_bandwidth: f64::INFINITY };
+            let model = PartitionedModel::new(subject, &training, &layout).unwrap();
+            StepTime { model, units: &units, held: &units, hardware: &hardware }.waiting(1)
+        };
+        for recompute in [Recompute::None, Recompute::Units] {
+            let of = |subject, how| seconds(subject, recompute, how);
+            let alone = of(&shared, (1e9, false));
+            assert_eq!(of(&none, (1e3, true)), of(&none, (1e9, false)));
+            for (hidden, alone) in of(&shared, (1e3, true)).into_iter().zip(alone) {
+                assert!((hidden * 2.0 / alone - 1.0).abs() < 0.01, "{recompute:?}: {hidden}, {alone}");
+            }
+            // 2 rows of 32 tokens; gate, up and down of 48 features, and the gate of the output.
+            let forward = 2.0 * 64.0 * (3.0 * 64.0 * 48.0 + 64.0) / 1e12;
+            let again = if recompute == Recompute::Units { 1.0 } else { 0.0 };
+            let hidden = of(&shared, (1e12, true));
+            let expected = [alone[0] - forward, alone[1] - (2.0 + again) * forward];
+            for (hidden, expected) in hidden.into_iter().zip(expected) {
+                assert!((hidden / expected - 1.0).abs() < 1e-9, "{recompute:?}: {hidden}, {expected}");
+            }
         }
     }
 
