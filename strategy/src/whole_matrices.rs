@@ -30,6 +30,8 @@ pub struct OwnedMatrices {
     variables: HashMap<String, String>,
     /// In one order on all ranks.
     matrices: Vec<Matrix>,
+    /// Place of each matrix in that order, by name: there may be tens of thousands, of experts.
+    places: HashMap<String, usize>,
     /// In which numbers are sent.
     dtype: DType,
     device: Device,
@@ -66,13 +68,15 @@ impl OwnedMatrices {
             })
             .collect();
         let (mut matrices, mut is_wide) = (Vec::<Matrix>::new(), false);
+        let mut places = HashMap::<String, usize>::new();
         for (rank, parts) in gather(&[&*comm], described)?.into_iter().enumerate() {
             for (name, dims, dtype, part) in parts {
                 is_wide |= dtype == DType::F64.as_str();
                 let held = (rank, part.region(&dims));
-                match matrices.iter_mut().find(|matrix| matrix.name == name) {
-                    Some(matrix) => matrix.held.push(held),
+                match places.get(&name) {
+                    Some(&place) => matrices[place].held.push(held),
                     None => {
+                        places.insert(name.clone(), matrices.len());
                         matrices.push(Matrix { name, dims, owner: 0, held: vec![held], sources: Vec::new() });
                     }
                 }
@@ -88,7 +92,7 @@ impl OwnedMatrices {
         let variables = own().map(|piece| (piece.var_name.clone(), piece.name.clone())).collect();
         let device = own().next().map_or(Device::Cpu, |piece| piece.var.device().clone());
         let dtype = if is_wide { DType::F64 } else { DType::F32 };
-        Ok(Self { comm, variables, matrices, dtype, device })
+        Ok(Self { comm, variables, matrices, places, dtype, device })
     }
 
     /// Returns what this rank has sent and received in its group.
@@ -198,7 +202,7 @@ impl WholeMatrices for OwnedMatrices {
         let mut own = HashMap::new();
         for (variable, part) in names.iter().zip(&parts) {
             let Some((name, region)) = self.variables.get(*variable).and_then(|name| {
-                let matrix = self.matrices.iter().find(|matrix| matrix.name == *name)?;
+                let matrix = &self.matrices[*self.places.get(name)?];
                 Some((&**name, &matrix.held.iter().find(|(holder, _)| *holder == rank)?.1))
             }) else {
                 candle_core::bail!("Muon: {variable} is not among the matrices that the ranks have described")
