@@ -80,16 +80,14 @@ pub(super) fn check_division(layout: Option<Layout>, sequence_parallel: bool, le
 /// Checks that the model's sizes can be divided by the layout.
 pub(crate) fn check_divisible(layout: &Layout, model: &ModelConfig) -> Result<()> {
     let refuse = |help: String| Err(Error::Option { option: "--mesh", got: layout.to_string(), help });
-    let sizes = [
-        ("heads", model.num_heads),
-        ("heads of keys and values", model.num_kv_heads),
-        ("features of feed-forward layers", model.intermediate_size),
-    ];
+    let sizes = [("heads", model.num_heads), ("heads of keys and values", model.num_kv_heads)];
+    let has_dense = model.experts.as_ref().is_none_or(|experts| experts.layers.contains(&false));
+    let dense = has_dense.then_some(("features of feed-forward layers", model.intermediate_size));
     let experts = model.experts.iter().flat_map(|experts| {
         let shared = experts.shared_width.map(|width| ("features of a shared expert", width));
         [Some(("features of experts", experts.width)), shared].into_iter().flatten()
     });
-    let mut sizes = sizes.into_iter().chain(experts);
+    let mut sizes = sizes.into_iter().chain(dense).chain(experts);
     if let Some((what, size)) = sizes.find(|(_, size)| !size.is_multiple_of(layout.tp)) {
         return refuse(format!("the model's {size} {what} cannot be divided over tp={} ranks", layout.tp));
     }
@@ -177,6 +175,24 @@ mod tests {
                 "{said}"
             );
         }
+    }
+
+    /// The width of dense layers counts only where a block has one.
+    #[test]
+    fn a_width_that_no_block_has_is_not_divided() {
+        let of = |dense: &str| {
+            let json = format!(
+                r#"{{"model_type": "qwen3_moe", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 33, "num_hidden_layers": 2,
+                "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "hidden_act": "silu", "max_position_embeddings": 8,
+                "rms_norm_eps": 1e-5, "initializer_range": 0.02, "tie_word_embeddings": false, "rope_theta": 10000.0,
+                "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "mlp_only_layers": [{dense}]}}"#
+            );
+            let model = ModelConfig::from_json(&json).unwrap();
+            check_divisible(&"tp=2".parse().unwrap(), &model).map_err(|error| error.to_string())
+        };
+        assert_eq!(of(""), Ok(()));
+        let said = of("1").unwrap_err();
+        assert!(said.contains("33 features of feed-forward layers cannot be divided over tp=2"), "{said}");
     }
 
     #[test]
