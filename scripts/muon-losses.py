@@ -84,7 +84,7 @@ def main(program):
     with tempfile.TemporaryDirectory() as folder:
         transformers.LlamaForCausalLM(config).save_pretrained(folder)
         save_file({"tokens": rows}, os.path.join(folder, "rows.safetensors"))
-        for how in [("match_rms_adamw", 0.01, 0.01), ("original", 0.02, 0.003)]:
+        for how in [("match_rms_adamw", 0.01, 0.01), ("original", 0.02, 0.003), ("spectral_unclamped", 0.02, 0.003)]:
             for iterations, most in [(IN_BF16, 5e-3), (in_f32, 1e-5)]:
                 muon._zeropower_via_newtonschulz = iterations
                 expected = theirs(folder, rows, *how)

@@ -134,7 +134,8 @@ def variant(draw, config, is_gpt2, task):
     if draw.random() < 0.5:
         some["use_dora"] = True
     # With every choice of targets they match a layer with an adapter.
-    ends = [r"c_(attn|proj)"] if is_gpt2 else [r"[qk]_proj", r"layers\.1\..*[qk]_proj"]
+    one = r"(o|kv_b)_proj" if config.model_type == "deepseek_v3" else r"[qk]_proj"
+    ends = [r"c_(attn|proj)"] if is_gpt2 else [one, rf"layers\.1\..*{one}"]
     if draw.random() < 0.4:
         some["rank_pattern"] = {draw.choice(ends): draw.choice([1, 3, 5])}
     if draw.random() < 0.4:
@@ -480,7 +481,7 @@ def muon_of(draw, config):
     if draw.random() > 0.2:
         return None
     # GPT-2's matrices are transposed in transformers, where one of the two would have another rate.
-    adjust = "match_rms_adamw" if config.model_type == "gpt2" else draw.choice(["match_rms_adamw", "original"])
+    adjust = "match_rms_adamw" if config.model_type == "gpt2" else draw.choice(["match_rms_adamw", "original", "spectral_unclamped"])
     return {"adjust-lr": adjust, "momentum": draw.choice([0.9, 0.95]), "adamw-lr": draw.choice([1e-3, 2e-3])}
 
 

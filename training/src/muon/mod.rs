@@ -2,7 +2,7 @@
 
 mod newton_schulz;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use candle_core::backprop::GradStore;
 use candle_core::{Result as CandleResult, Tensor, Var};
@@ -28,6 +28,9 @@ pub enum AdjustRate {
     /// Times `0.2 sqrt(max(rows, columns))`: steps are as long as AdamW's usually are, so that its learning rate and weight decay
     /// fit. PyTorch's `match_rms_adamw`.
     MatchRmsAdamW,
+    /// Times `sqrt(rows / columns)`, also below 1: steps change the largest output of an input alike, whatever the shape. PyTorch's
+    /// `spectral_unclamped`.
+    SpectralUnclamped,
 }
 
 impl AdjustRate {
@@ -36,6 +39,7 @@ impl AdjustRate {
         match self {
             Self::Original => (rows / columns).max(1.).sqrt(),
             Self::MatchRmsAdamW => 0.2 * rows.max(columns).sqrt(),
+            Self::SpectralUnclamped => (rows / columns).sqrt(),
         }
     }
 }
@@ -297,11 +301,9 @@ impl OptimizerState for Muon {
     }
 
     fn load_state(&mut self, state: &HashMap<String, Tensor>) -> Result<()> {
+        let names: HashSet<&str> = self.matrices().collect();
         // The field is what follows the last dot: names may be the beginnings of others.
-        let is_own = |key: &str| {
-            let parameter = key.rsplit_once('.').map(|(parameter, _)| parameter);
-            self.slots.iter().any(|slot| parameter == Some(&*slot.name))
-        };
+        let is_own = |key: &str| key.rsplit_once('.').is_some_and(|(parameter, _)| names.contains(parameter));
         let (own, rest): (HashMap<_, _>, HashMap<_, _>) =
             state.iter().map(|(key, tensor)| (key.clone(), tensor.clone())).partition(|(key, _)| is_own(key));
         let mut reader = Reader::new(NAME, &own);

@@ -33,7 +33,8 @@ fn config_of(case: &Value, learning_rate: &Value) -> MuonConfig {
         nesterov: case["nesterov"].as_bool().unwrap(),
         adjust: match case["adjust_lr_fn"].as_str().unwrap() {
             "original" => AdjustRate::Original,
-            _ => AdjustRate::MatchRmsAdamW,
+            "match_rms_adamw" => AdjustRate::MatchRmsAdamW,
+            _ => AdjustRate::SpectralUnclamped,
         },
         ..MuonConfig::default()
     }
@@ -73,7 +74,7 @@ fn follows_pytorch_for_20_steps() -> Result<()> {
             assert!(furthest(&state[0].1, &case["momentum_buffer"])? <= 1e-6);
         }
     }
-    assert_eq!(compared, 4 * 6 * 3);
+    assert_eq!(compared, 4 * 9 * 3);
     Ok(())
 }
 

@@ -28,6 +28,9 @@ enum AdjustOption {
     /// Steps as long as AdamW's.
     #[value(name = "match_rms_adamw")]
     MatchRmsAdamW,
+    /// As the first, also shorter for matrices with fewer rows.
+    #[value(name = "spectral_unclamped")]
+    SpectralUnclamped,
 }
 
 /// The optimizer's options. Those that it has not are refused.
@@ -57,7 +60,8 @@ pub(super) struct OptimizerOptions {
     /// How muon's learning rate depends on a matrix's shape [default: match_rms_adamw]
     ///
     /// `original` multiplies it by sqrt(max(1, rows / columns)), for a learning rate of about 0.02. `match_rms_adamw` by 0.2 sqrt(max(rows, columns)): steps
-    /// are as long as AdamW's, so that one --lr fits all parameters. PyTorch's default is `original`.
+    /// are as long as AdamW's, so that one --lr fits all parameters. `spectral_unclamped` by sqrt(rows / columns), also below 1. PyTorch's default is
+    /// `original`.
     #[arg(long, value_name = "HOW", value_enum, help_heading = "Optimizer")]
     adjust_lr: Option<AdjustOption>,
     /// Learning rate of what muon leaves to AdamW [default: --lr]
@@ -81,6 +85,7 @@ pub(in crate::language) fn adjust_name(adjust: AdjustRate) -> String {
     value_name(&match adjust {
         AdjustRate::Original => AdjustOption::Original,
         AdjustRate::MatchRmsAdamW => AdjustOption::MatchRmsAdamW,
+        AdjustRate::SpectralUnclamped => AdjustOption::SpectralUnclamped,
     })
 }
 
@@ -175,6 +180,7 @@ impl TrainOptions {
                 weight_decay,
                 adjust: match options.adjust_lr {
                     Some(AdjustOption::Original) => AdjustRate::Original,
+                    Some(AdjustOption::SpectralUnclamped) => AdjustRate::SpectralUnclamped,
                     Some(AdjustOption::MatchRmsAdamW) | None => AdjustRate::MatchRmsAdamW,
                 },
                 adam,
