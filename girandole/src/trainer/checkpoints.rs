@@ -10,6 +10,7 @@ use training::build::Model;
 use training::{CheckpointConfig, Checkpoints, Contents};
 
 use super::consistency::{CheckpointExtra, check_resume};
+use super::origin::Origin;
 use super::saver::{BackgroundSaver, Writing};
 use super::stop::signal_of;
 use super::{CheckpointPlan, Done, Observer, ObserverState, Stop, StopCheck, Trainer};
@@ -27,6 +28,7 @@ pub(super) struct RunCheckpoints {
     /// Step of the last one that was begun, and of the last one that is completely written.
     pub(super) begun: usize,
     pub(super) written: usize,
+    pub(super) origin: Origin,
 }
 
 /// Who writes checkpoints.
@@ -140,6 +142,23 @@ impl<M: Model> Trainer<'_, M> {
         Ok(Some(self.done.step))
     }
 
+    /// Resumes from the last checkpoint of this run: the latest in the folder, if the run has written any, and otherwise the one that it
+    /// began from, if there was one. Returns its step. Call on every rank.
+    pub(super) fn resume_own(&mut self) -> Result<Option<usize>> {
+        let Some(CheckpointPlan { dir, keep, .. }) = self.config.checkpoints.clone() else { return Ok(None) };
+        let checkpoints = Checkpoints::open(CheckpointConfig { dir: dir.clone(), keep })?;
+        let (world, Origin { resumed, mark }) = (self.job.world.clone(), self.checkpoints.origin.clone());
+        // The files tell it: the rank that has completed a checkpoint may be the one that is lost.
+        let has_own = if world.rank() == 0 { checkpoints.mark().map(|now| now != mark) } else { Ok(false) };
+        if broadcast_object(&*world, &all_agree(&*world, has_own.map_err(Error::from))?, 0)? {
+            return self.resume_latest();
+        }
+        let Some(resumed) = resumed else { return Ok(None) };
+        let contents = checkpoints.contents(&dir.join(resumed)).map_err(Error::from);
+        self.resume(&all_agree(&*world, contents)?)?;
+        Ok(Some(self.done.step))
+    }
+
     /// Resumes from a checkpoint. Call on every rank, with the same one; with `far`, each group goes on from its own of the same
     /// step, if it has written any. The configuration may differ; [`check_resume`]
     /// returns the differences.
@@ -152,6 +171,7 @@ impl<M: Model> Trainer<'_, M> {
             Some(far) => all_agree(&**self.model.world(), far::own(contents, far.number()))?,
             None => None,
         };
+        let resumed = &contents.folder;
         let contents = own.as_ref().unwrap_or(contents);
         let refuse = |problem: String| Error::file(&contents.folder, problem);
         all_agree(&**self.model.mesh().world(), check_resume(contents, &*self.batches.data, &self.config))?;
@@ -168,6 +188,7 @@ impl<M: Model> Trainer<'_, M> {
         let averaged = if step == self.config.steps { 0 } else { step };
         self.done = Done { step, averaged, evaluated: step, latest: None, ..self.done };
         (self.checkpoints.begun, self.checkpoints.written) = (step, step);
+        self.begin_from(Some(resumed))?;
         if step > self.config.steps {
             let help = format!("the checkpoint is at step {step} already: give more");
             return Err(Error::invalid("the steps", self.config.steps, help));

@@ -37,7 +37,8 @@ pub struct TrainConfig {
     pub checkpoints: Option<CheckpointPlan>,
     /// Minimum number of ranks with which an elastic run continues after ranks are lost, in a group that can shrink
     /// (`comm::TcpConfig::elastic`). `pp`, `cp`, `ep` and `tp` keep their sizes, and `dp` and `shard` become smaller. What a lost
-    /// rank held comes from a rank that holds the same, or if there is none, the run goes back to the last checkpoint. The
+    /// rank held comes from a rank that holds the same, or if there is none, the run goes back to the last checkpoint that it has
+    /// written, or to the one that it has resumed from. The
     /// rows of a batch are then distributed unevenly if they are not a multiple of the ranks; with `pp`, ranks are left
     /// over instead. With `far`, a group is lost with any of its ranks, and the other groups go on: its rows and its part of the averages
     /// are left out. Groups then write checkpoints after averages only, and are asked to stop there. A rank that is not needed ends with [`Error::NotNeeded`]. Default: `None`, a loss ends the run.

@@ -51,6 +51,7 @@ mod first_gradients;
 mod learning_rate;
 mod observer;
 mod optimizer;
+mod origin;
 mod preferences;
 mod rounds;
 mod saver;
@@ -156,6 +157,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         let world = trainer.model.mesh().world().clone();
         let folder = trainer.open_checkpoints()?;
         folder.map_or(Ok(()), |folder| claim_checkpoints(&*world, folder))?;
+        trainer.begin_from(None)?;
         trainer.start_writer()?;
         trainer.start_stop_check();
         Ok(trainer)

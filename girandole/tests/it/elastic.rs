@@ -38,16 +38,16 @@ pub(crate) enum Moment {
 }
 
 /// Records losses by step, and ends the run of a rank that leaves.
-struct Leaving {
+pub(crate) struct Leaving {
     at: Option<Moment>,
     /// Whether the run goes on after a loss.
     goes_on: bool,
-    losses: Vec<(usize, f64)>,
+    pub(crate) losses: Vec<(usize, f64)>,
     ranks_left: Vec<usize>,
 }
 
 impl Leaving {
-    fn new(at: Option<Moment>) -> Self {
+    pub(crate) fn new(at: Option<Moment>) -> Self {
         Self { at, goes_on: true, losses: Vec::new(), ranks_left: Vec::new() }
     }
 

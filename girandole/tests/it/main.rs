@@ -10,6 +10,7 @@ mod checkpoints;
 mod divided_experts;
 mod documents;
 mod elastic;
+mod elastic_origin;
 mod empty;
 mod evaluation;
 mod far;

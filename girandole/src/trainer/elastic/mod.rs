@@ -240,6 +240,9 @@ impl<M: Model> Trainer<'_, M> {
             None if !observer.regrouping(world)? => return Ok(Outcome::IsOver),
             None => RanksProgress::of(&**world, (!self.job.is_new()).then(|| self.progress()))?,
         };
+        if self.job.is_new() {
+            self.checkpoints.origin = ranks.origin()?.clone();
+        }
         let layout = ranks.layout(lost)?;
         if layout.ranks() < world.world_size() {
             if let (true, Some(lost)) = (ranks.are_far()?, lost) {
@@ -295,6 +298,7 @@ impl<M: Model> Trainer<'_, M> {
             batch: (self.config.batch_size, self.model.config().micro_batches),
             rebuilds: self.job.rebuilds,
             keeps_checkpoints: self.checkpoints.folder.is_some(),
+            origin: self.checkpoints.origin.clone(),
             grows: self.config.replacement.is_some(),
             place: matches!(self.job.state, RankState::Ready).then(|| self.model.place()),
         }
@@ -359,7 +363,7 @@ impl<M: Model> Trainer<'_, M> {
         }
     }
 
-    /// Continues from the latest checkpoint, because no rank that is left holds what the lost one held.
+    /// Continues from the last checkpoint of this run, because no rank that is left holds what the lost one held.
     fn start_from_checkpoint(
         &mut self,
         layout: &Layout,
@@ -377,7 +381,7 @@ impl<M: Model> Trainer<'_, M> {
         // What is still being written must be the same on all ranks.
         self.checkpoints.wait_for_abandoned();
         self.job.world.run(Operation::Barrier)?;
-        self.resume_latest()?.ok_or_else(|| state_lost(lost))?;
+        self.resume_own()?.ok_or_else(|| state_lost(lost))?;
         self.job.rebuilds = ranks.rebuilds() + 1;
         self.job.set_loaded();
         Ok(())

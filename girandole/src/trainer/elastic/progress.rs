@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::far::Notice;
 use crate::trainer::StepReport;
+use crate::trainer::origin::Origin;
 use crate::{Error, Layout, Result};
 
 /// Progress of a rank, and what it holds of the model.
@@ -31,6 +32,8 @@ pub(super) struct Progress {
     /// Number of times that the model has been built again in another layout.
     pub(super) rebuilds: usize,
     pub(super) keeps_checkpoints: bool,
+    /// Where the run began.
+    pub(super) origin: Origin,
     /// Whether new ranks may join.
     pub(super) grows: bool,
     /// Its ranks along `pp`, `shard`, `ep` and `tp`; `None` while it has no state.
@@ -68,6 +71,11 @@ impl RanksProgress {
         let help = "all ranks that had it are lost: start the job again, from a checkpoint";
         let known = self.0.iter().flatten().next();
         known.ok_or_else(|| Error::invalid("the state of the run", "new ranks only", help))
+    }
+
+    /// Where the run began.
+    pub(super) fn origin(&self) -> Result<&Origin> {
+        Ok(&self.first()?.origin)
     }
 
     /// Whether groups train on their own.
