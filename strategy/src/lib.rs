@@ -36,7 +36,7 @@ use checkpoint::{DeferredSnapshot, RANK_FILE, Snapshot, load};
 pub use agreement::{all_agree, all_agree_with, first_of};
 pub use average::{BucketAverage, average_gradients};
 pub use error::{Error, Result};
-pub use keep_alive::with_keep_alive;
+pub use keep_alive::{while_others_work, with_keep_alive};
 pub use model_copy::ModelCopy;
 pub use parameter_difference::ParameterDifference;
 pub use parameter_groups::ParameterGroups;
