@@ -81,6 +81,7 @@ impl Draft<'_> {
         for (name, tensors) in &checkpoint.tensors {
             files.insert(name.clone(), self.write(name, tensors)?);
         }
-        write::commit(&self.checkpoints.config, self.number, checkpoint, files, &|_| Ok(()))
+        let Checkpoints { config, .. } = self.checkpoints;
+        write::commit(config, self.checkpoints.kept_from()?, self.number, checkpoint, files, &|_| Ok(()))
     }
 }

@@ -16,6 +16,7 @@ use candle_core::{Device, Tensor};
 use serde_json::Value;
 
 use crate::{Error, Result};
+use ops::kernels::lock;
 
 use claim::Claim;
 
@@ -105,6 +106,8 @@ pub struct Checkpoints {
     config: CheckpointConfig,
     /// Keeps other runs from writing there; shared by clones.
     claim: Arc<Mutex<Option<Arc<Claim>>>>,
+    /// Step from which on none is removed; shared by clones.
+    kept_from: Arc<Mutex<Option<u64>>>,
 }
 
 impl Checkpoints {
@@ -121,7 +124,25 @@ impl Checkpoints {
             return Err(Error::InvalidConfig { of: "CheckpointConfig", field: "keep", got: 0.0, help });
         }
         std::fs::create_dir_all(&config.dir).map_err(io("make the folder", &config.dir))?;
-        Ok(Self { config, claim: Arc::default() })
+        Ok(Self { config, claim: Arc::default(), kept_from: Arc::default() })
+    }
+
+    /// From now on, the newest checkpoint of this step and those after it are not removed, however many there are; none is if there is
+    /// no such checkpoint. For those that are needed beside checkpoints of the same step in other folders, until later ones are
+    /// written there. Shared by clones.
+    pub fn keep_from(&self, step: u64) {
+        *lock(&self.kept_from) = Some(step);
+    }
+
+    /// Number of the first checkpoint that is not removed, however many there are.
+    fn kept_from(&self) -> Result<u64> {
+        let Some(step) = *lock(&self.kept_from) else { return Ok(u64::MAX) };
+        let dir = &self.config.dir;
+        let is_it = |number: &u64| {
+            let contents = read::contents(&dir.join(name(*number)), None);
+            contents.is_ok_and(|contents| contents.step == step)
+        };
+        Ok(numbers(dir)?.into_iter().rev().find(is_it).unwrap_or(0))
     }
 
     /// Writes a checkpoint, makes it the latest, and returns its folder.
@@ -131,7 +152,7 @@ impl Checkpoints {
     /// removal of old ones failed.
     pub fn save(&self, checkpoint: &Checkpoint) -> Result<PathBuf> {
         self.claim()?;
-        write::save(&self.config, checkpoint, &|_| Ok(()))
+        write::save(&self.config, self.kept_from()?, checkpoint, &|_| Ok(()))
     }
 
     /// Folders of all checkpoints, oldest first.

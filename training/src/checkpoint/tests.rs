@@ -36,7 +36,7 @@ fn assert_is(loaded: &Checkpoint, step: u64) {
 /// Saves, fails after `steps` changes, and returns whether the save completed and the changes made.
 fn stopped(config: &CheckpointConfig, checkpoint: &Checkpoint, steps: usize) -> (bool, Vec<Change>) {
     let (left, changes) = (Cell::new(steps), RefCell::new(vec![]));
-    let result = save(config, checkpoint, &|change| {
+    let result = save(config, u64::MAX, checkpoint, &|change| {
         changes.borrow_mut().push(change);
         left.set(left.get().wrapping_sub(1));
         if left.get() == 0 { Err(Error::NoVariable { name: "crash".into() }) } else { Ok(()) }
@@ -120,7 +120,7 @@ fn a_crash_after_any_change_leaves_the_old_or_the_new_one_whole() {
 fn the_pointer_changes_last_and_after_all_is_on_the_disk() {
     let folder = tempfile::tempdir().unwrap();
     let config = CheckpointConfig { dir: folder.path().to_path_buf(), keep: 1 };
-    save(&config, &checkpoint(1), &|_| Ok(())).unwrap();
+    save(&config, u64::MAX, &checkpoint(1), &|_| Ok(())).unwrap();
     let (_, changes) = stopped(&config, &checkpoint(2), usize::MAX);
     let place = |f: &dyn Fn(&Change) -> bool| changes.iter().position(f).unwrap();
     let ends = |path: &Path, end: &str| path.ends_with(end);
@@ -155,4 +155,26 @@ fn an_old_one_that_cannot_be_removed_is_no_failure() {
     checkpoints.save(&checkpoint(3)).unwrap();
     assert_eq!(checkpoints.list().unwrap().len(), 1);
     assert!(!in_the_way.exists());
+}
+
+#[test]
+fn those_that_are_needed_beside_others_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::open(CheckpointConfig { dir: folder.path().into(), keep: 2 }).unwrap();
+    let steps = || -> Vec<u64> {
+        let all = checkpoints.list().unwrap();
+        all.iter().map(|folder| checkpoints.contents(folder).unwrap().step).collect()
+    };
+    checkpoints.save(&checkpoint(2)).unwrap();
+    checkpoints.clone().keep_from(2);
+    for step in [1, 2, 3, 4, 5] {
+        checkpoints.save(&checkpoint(step)).unwrap();
+    }
+    assert_eq!(steps(), [2, 3, 4, 5]);
+    checkpoints.keep_from(5);
+    checkpoints.save(&checkpoint(6)).unwrap();
+    assert_eq!(steps(), [5, 6]);
+    checkpoints.keep_from(9);
+    checkpoints.save(&checkpoint(7)).unwrap();
+    assert_eq!(steps(), [5, 6, 7]);
 }

@@ -33,6 +33,7 @@ pub(super) enum Change {
 /// an error, the save stops and leaves the disk as a crash at this moment would.
 pub(super) fn save(
     config: &CheckpointConfig,
+    kept_from: u64,
     checkpoint: &Checkpoint,
     watch: &dyn Fn(Change) -> Result<()>,
 ) -> Result<PathBuf> {
@@ -44,7 +45,7 @@ pub(super) fn save(
     for (name, tensors) in &checkpoint.tensors {
         hashes.insert(name.clone(), file(config, number, name, tensors, watch)?);
     }
-    commit(config, number, checkpoint, hashes, watch)
+    commit(config, kept_from, number, checkpoint, hashes, watch)
 }
 
 /// Creates the folder of a new checkpoint under a temporary name, and returns its number.
@@ -76,6 +77,7 @@ pub(super) fn file(
 /// Commits the draft as a checkpoint, makes it the latest, removes old ones, and returns its folder.
 pub(super) fn commit(
     config: &CheckpointConfig,
+    kept_from: u64,
     number: u64,
     checkpoint: &Checkpoint,
     hashes: BTreeMap<String, FileHash>,
@@ -98,7 +100,7 @@ pub(super) fn commit(
     writer.rename(&unfinished, &folder)?;
     writer.sync(&config.dir)?;
     writer.point_to(&name(number), &manifest)?;
-    writer.remove_old(config.keep)?;
+    writer.remove_old(config.keep, kept_from)?;
     Ok(folder)
 }
 
@@ -166,9 +168,11 @@ impl Writer<'_> {
         self.sync(self.dir)
     }
 
-    fn remove_old(&self, keep: usize) -> Result<()> {
+    /// Removes all but the newest `keep`, and none from a number on.
+    fn remove_old(&self, keep: usize, kept_from: u64) -> Result<()> {
         let all = numbers(self.dir)?;
-        for &number in &all[..all.len().saturating_sub(keep)] {
+        let old = &all[..all.len().saturating_sub(keep)];
+        for &number in old.iter().take_while(|number| **number < kept_from) {
             // Renamed first: a folder is removed file by file, and must not be taken for a checkpoint meanwhile.
             let unfinished = self.dir.join(format!("{UNFINISHED}old-{}", name(number)));
             let renamed = self.rename(&self.dir.join(name(number)), &unfinished);
