@@ -96,10 +96,13 @@ fn end(signal: i32) {
     remove_files();
     let code = i32::from(Error::Interrupted { signal }.exit_code());
     // Printing may block on a pipe that nobody reads, with the locks on the progress bar and standard error held.
-    std::thread::spawn(move || {
+    let limit = std::thread::Builder::new().spawn(move || {
         std::thread::sleep(PRINT_TIMEOUT);
         low_level::exit(code);
     });
+    if limit.is_err() {
+        low_level::exit(code);
+    }
     progress::aside(|| {
         let name = low_level::signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_string);
         // If standard error is closed, the exit code is all that is left.

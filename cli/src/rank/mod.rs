@@ -5,6 +5,7 @@ mod loss;
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
@@ -221,9 +222,19 @@ impl Rank {
     /// within the timeout, that it is still working. Returns `None` on the others.
     ///
     /// # Errors
-    /// The error of `work`; a rank that failed meanwhile.
+    /// The error of `work`; no thread; a rank that failed meanwhile.
     pub(crate) fn first_alone<T>(
         &self,
+        timeout: Duration,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<Option<T>> {
+        self.first_alone_beside(Builder::new(), timeout, work)
+    }
+
+    /// As [`first_alone`](Self::first_alone), with this thread for its signals.
+    fn first_alone_beside<T>(
+        &self,
+        thread: Builder,
         timeout: Duration,
         work: impl FnOnce() -> Result<T>,
     ) -> Result<Option<T>> {
@@ -242,12 +253,14 @@ impl Rank {
         tell(1)?;
         let done = std::thread::scope(|scope| {
             let (end, ended) = mpsc::channel::<()>();
-            let reports = scope.spawn(move || -> Result<()> {
+            let report = move || -> Result<()> {
                 while ended.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
                     tell(1)?;
                 }
                 Ok(())
-            });
+            };
+            let refused = |error| comm::Error::system("starting a thread", error);
+            let reports = thread.name("still at work".into()).spawn_scoped(scope, report).map_err(refused)?;
             let done = work()?;
             drop(end);
             // The thread returns communication errors and does not panic.
@@ -328,5 +341,32 @@ impl Rank {
     pub fn outcome<T>(&self, trained: T) -> Outcome<T> {
         let (ranks, backend) = (self.summaries.clone(), self.comm.backend().to_string());
         Outcome { trained, ranks, backend, device: self.device.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::thread::Builder;
+    use std::time::Duration;
+
+    use candle_core::Device;
+    use comm::Local;
+
+    use super::Rank;
+
+    #[test]
+    fn the_first_rank_says_that_it_gets_no_thread() {
+        let said = Local::run_shared(2, |comm| {
+            let rank = Rank::from_comm(comm, &Device::Cpu);
+            // More memory for its stack than there are addresses.
+            let thread = Builder::new().stack_size(1 << 60);
+            let done = rank.first_alone_beside(thread, Duration::from_secs(60), || Ok(5));
+            Ok(done.map_err(|error| error.to_string()))
+        });
+        let said = said.unwrap();
+        assert!(said[0].clone().unwrap_err().starts_with("starting a thread: "), "{said:?}");
+        assert!(said[1].is_err(), "{said:?}");
     }
 }
