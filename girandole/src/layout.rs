@@ -95,8 +95,8 @@ impl Layout {
 
     /// Returns the layout in which most of `ranks` ranks can continue, with batches of so many rows in so many
     /// micro-batches: with the same `pp`, `cp`, `ep` and `tp`, and smaller `dp` and `shard`. If possible, a rank holds no more than
-    /// before, and if there were copies of the model, there still are. With `far`, fewer groups of the same size. `None` if there are too
-    /// few ranks.
+    /// before, and if there were copies of the model, there still are. With `far`, fewer groups of the same size, at least one. `None` if there
+    /// are too few ranks.
     ///
     /// ```
     /// let layout: girandole::Layout = "dp=2,shard=2,tp=2".parse()?;
@@ -136,7 +136,7 @@ impl Layout {
     fn fewer(&self, ranks: usize, fits: impl Fn(usize) -> bool) -> Option<Self> {
         if self.far > 1 {
             let far = (ranks / self.of_group().ranks()).min(self.far);
-            return (far > 1).then_some(Self { far, ..*self });
+            return (far > 0).then_some(Self { far, ..*self });
         }
         let most = ranks / Self { dp: 1, shard: 1, ..*self }.ranks();
         let of = |data: usize| {
@@ -206,7 +206,9 @@ mod tests {
             ("shard=2,ep=3", 5, 12, Some("ep=3")),
             ("ep=2", 1, 8, None),
             ("far=3,dp=2", 5, 12, Some("far=2,dp=2")),
-            ("far=2", 1, 8, None),
+            ("far=2", 1, 8, Some("dp=1")),
+            ("far=2,tp=2", 3, 8, Some("tp=2")),
+            ("far=2,tp=2", 1, 8, None),
         ] {
             assert_eq!(fewer(layout, ranks, batch).as_deref(), expected, "{layout} on {ranks}");
         }

@@ -49,7 +49,7 @@ impl<M: Model + Send + Sync + 'static> Parallel<M> {
     ) -> Result<Self> {
         let weights = weights.into();
         let again = weights_of_untrained(&weights, config);
-        let far = FarGroups::new(comm.clone(), layout)?;
+        let far = FarGroups::new(comm.clone(), layout, config.far_groups)?;
         let group = far.as_ref().map_or(comm, |far| far.group.clone());
         let own = Self::build(group, &layout.of_group(), &weights, config, Arc::new(build), again)?;
         Ok(Self { layout: *layout, far, ..own })

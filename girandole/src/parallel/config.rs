@@ -58,6 +58,10 @@ pub struct ParallelConfig {
     pub balance: Option<ExpertBalance>,
     /// Decides which parameters are trained; the others are not given to the optimizer. Default: all are trained.
     pub is_trained: Option<IsTrained>,
+    /// With `far`: the number of groups with which an elastic run is to go on, if the layout has fewer since some were lost before the first
+    /// step. A batch is divided by it, and new groups may take the places of lost ones; it may be that of a layout with one group. Default: 1,
+    /// as many as the layout has.
+    pub far_groups: usize,
 }
 
 impl Default for ParallelConfig {
@@ -78,6 +82,7 @@ impl Default for ParallelConfig {
             audit: AuditConfig::default(),
             balance: None,
             is_trained: None,
+            far_groups: 1,
         }
     }
 }
@@ -109,7 +114,7 @@ impl ParallelConfig {
 impl fmt::Debug for ParallelConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { dtype, device, micro_batches, schedule, split, ddp, fsdp, .. } = self;
-        let Self { recompute, sequence_parallel, loss_scale, seed, audit, balance, .. } = self;
+        let Self { recompute, sequence_parallel, loss_scale, seed, audit, balance, far_groups, .. } = self;
         f.debug_struct("ParallelConfig")
             .field("dtype", dtype)
             .field("device", device)
@@ -124,6 +129,7 @@ impl fmt::Debug for ParallelConfig {
             .field("seed", seed)
             .field("audit", audit)
             .field("balance", balance)
+            .field("far_groups", far_groups)
             .finish_non_exhaustive()
     }
 }

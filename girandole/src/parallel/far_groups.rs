@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use comm::{Communicator, Operation, all_gather_object, broadcast_object};
+use strategy::while_others_work;
 
 use super::micro_batches::sum;
 use crate::{Error, Layout, Result};
@@ -28,23 +29,25 @@ pub struct FarGroups {
 }
 
 impl FarGroups {
-    /// Divides the ranks of a layout; `None` if it has no `far`. Call on every rank. New groups take the seats of lost ones.
-    pub(super) fn new(world: Arc<dyn Communicator>, layout: &Layout) -> Result<Option<Self>> {
-        match layout.far {
+    /// Divides the ranks of a layout into groups, of so many at the beginning of the run; `None` if that is one. Call on every rank. New
+    /// groups take the seats of lost ones.
+    pub(super) fn new(world: Arc<dyn Communicator>, layout: &Layout, seats: usize) -> Result<Option<Self>> {
+        match seats.max(layout.far) {
             1 => Ok(None),
-            _ => Self::among(world, layout, None).map(Some),
+            seats => Self::among(world, layout, seats, None).map(Some),
         }
     }
 
     /// Divides the ranks of another group of all ranks, in which some groups were lost or are new.
     pub(crate) fn regrouped(&self, world: Arc<dyn Communicator>, layout: &Layout) -> Result<Self> {
-        Self::among(world, layout, Some((self.seat, self.seats, self.run)))
+        Self::among(world, layout, self.seats, Some((self.seat, self.seats, self.run)))
     }
 
-    /// `own` are the seat of this rank's group, the number of seats, and the run, unless it is new.
+    /// `own` are the seat of this rank's group, the number of seats, and the run, unless it is new. `seats` is their number if all are.
     fn among(
         world: Arc<dyn Communicator>,
         layout: &Layout,
+        seats: usize,
         own: Option<(usize, usize, u64)>,
     ) -> Result<Self> {
         layout.check(world.world_size())?;
@@ -54,7 +57,7 @@ impl FarGroups {
             None => {
                 // Of the time to the nanosecond: runs that go on from one another begin at different times.
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
-                (layout.far, broadcast_object(&*world, &now, 0)?)
+                (seats, broadcast_object(&*world, &now, 0)?)
             }
         };
         let taken = known.iter().map(|known| known.map(|(seat, ..)| seat)).collect::<Vec<_>>();
@@ -75,10 +78,7 @@ impl FarGroups {
         });
         let number = order.iter().position(|of| *of == Some(seat)).unwrap_or(0);
         let place = of_ranks[..world.rank()].iter().filter(|of| **of == Some(seat)).count();
-        let split = |color: usize, key: usize| {
-            let group = world.split(Some(color), key)?;
-            group.ok_or_else(|| Error::invalid("a group of far", "none", "this is a mistake in girandole"))
-        };
+        let split = |color: usize, key: usize| group_of(world.split(Some(color), key)?);
         let (group, across) = (split(seat, world.rank())?, split(place, number)?);
         let taken = order.into_iter().flatten().collect();
         Ok(Self { world, group, across, run, seat, seats, taken })
@@ -110,11 +110,25 @@ impl FarGroups {
         Ok(sum(&*self.world, f64::from(u8::from(!own)))? == 0.0)
     }
 
+    /// Does some work for which groups need different times, in a group of `far` if there are any: no rank runs into its timeout while it
+    /// waits for another group. A rank whose work fails returns at once. Call on every rank.
+    ///
+    /// # Cost
+    /// With `far`, a group of all ranks, since the work may have collectives of all ranks itself.
+    pub(crate) fn while_others_work<T>(far: Option<&Self>, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let Some(Self { world, .. }) = far else { return work() };
+        while_others_work(&*group_of(world.split(Some(0), world.rank())?)?, work)
+    }
+
     /// Waits until all groups have come so far: before a checkpoint, until all have written the one before. Of the last two that a group keeps,
     /// every other then has one, too.
     pub(crate) fn wait_for_all(&self) -> Result<()> {
         Ok(self.world.run(Operation::Barrier)?)
     }
+}
+
+fn group_of(group: Option<Arc<dyn Communicator>>) -> Result<Arc<dyn Communicator>> {
+    group.ok_or_else(|| Error::invalid("a group of far", "none", "this is a mistake in girandole"))
 }
 
 /// Gives the ranks without a seat the free ones, as many ranks of each as a group has.

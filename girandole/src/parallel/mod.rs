@@ -140,6 +140,12 @@ impl<M: Model> Parallel<M> {
         &self.layout
     }
 
+    /// Returns the layout with all groups of `far` that were there, or were to be, at the beginning of the run.
+    pub(crate) fn whole_layout(&self) -> Layout {
+        let groups = self.far.as_ref().map_or(1, |far| far.share_of_batch().1);
+        Layout { far: groups, ..self.layout }
+    }
+
     /// Returns the groups of a layout with `far`.
     pub fn far(&self) -> Option<&FarGroups> {
         self.far.as_ref()

@@ -29,6 +29,11 @@ pub(super) struct RunCheckpoints {
     pub(super) begun: usize,
     pub(super) written: usize,
     pub(super) origin: Origin,
+    /// In an elastic run with `far`: step of the last one that all groups have written. It and later ones are not removed, since the later
+    /// ones may be abandoned by some groups.
+    pub(super) of_all_groups: usize,
+    /// Whether the one that was begun last becomes such a one when the groups average next: no group was lost since.
+    is_of_all: bool,
 }
 
 /// Who writes checkpoints.
@@ -57,6 +62,7 @@ pub(super) struct Complete {
 impl RunCheckpoints {
     /// Abandons a checkpoint that is being written: a part of it was lost with a rank, so the one before is the latest.
     pub(super) fn abandon(&mut self) {
+        self.is_of_all = false;
         let mut saver = match std::mem::take(&mut self.writer) {
             Writer::InBackground(saver) => saver,
             other => {
@@ -71,6 +77,21 @@ impl RunCheckpoints {
         }
         let complete = folder.map(|folder| Complete { step: self.written, folder });
         self.writer = Writer::Abandoned { at_work, complete };
+    }
+
+    /// In an elastic run with `far`, after an average, before which each group has waited for its checkpoint.
+    pub(super) fn groups_have_averaged(&mut self) {
+        if std::mem::take(&mut self.is_of_all) {
+            self.set_of_all_groups(self.written);
+        }
+    }
+
+    /// All groups have written the checkpoint of a step.
+    pub(super) fn set_of_all_groups(&mut self, step: usize) {
+        self.of_all_groups = step;
+        if let Some(folder) = &self.folder {
+            folder.keep_from(step as u64);
+        }
     }
 
     /// Waits for an abandoned checkpoint, which may become complete, and is the latest one then.
@@ -99,6 +120,9 @@ impl<M: Model> Trainer<'_, M> {
             let dir = self.model.far().map_or(dir.clone(), |far| far::folder(dir, far.number()));
             let config = CheckpointConfig { dir, keep: *keep };
             self.checkpoints.folder = Some(Checkpoints::open(config)?);
+            if self.has_elastic_groups() {
+                self.checkpoints.set_of_all_groups(self.checkpoints.of_all_groups);
+            }
         }
         Ok(self.checkpoints.folder.as_ref())
     }
@@ -189,6 +213,9 @@ impl<M: Model> Trainer<'_, M> {
         self.done = Done { step, averaged, evaluated: step, latest: None, ..self.done };
         (self.checkpoints.begun, self.checkpoints.written) = (step, step);
         self.begin_from(Some(resumed))?;
+        if self.has_elastic_groups() {
+            self.checkpoints.set_of_all_groups(step);
+        }
         if step > self.config.steps {
             let help = format!("the checkpoint is at step {step} already: give more");
             return Err(Error::invalid("the steps", self.config.steps, help));
@@ -255,6 +282,7 @@ impl<M: Model> Trainer<'_, M> {
         let began = Instant::now();
         tracing::info_span!("checkpoint").in_scope(|| self.save(observer))?;
         self.checkpoints.begun = self.done.step;
+        self.checkpoints.is_of_all = true;
         self.summary.checkpoints += 1;
         self.summary.checkpoint_seconds += began.elapsed().as_secs_f64();
         Ok(())

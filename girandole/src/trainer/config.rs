@@ -82,7 +82,7 @@ pub struct CheckpointPlan {
     pub dir: PathBuf,
     /// Steps between checkpoints; there is one at the end as well.
     pub every: usize,
-    /// How many checkpoints are kept.
+    /// How many checkpoints are kept; with groups of `far` that may be lost also others, until all groups have written a later one.
     pub keep: usize,
     /// Whether files are written while training continues. Takes the memory of a copy.
     pub in_background: bool,
@@ -144,15 +144,15 @@ impl TrainConfig {
         }
     }
 
-    /// Checks that lost ranks can be replaced in a run that begins in this layout.
-    pub(super) fn check_replacement(&self, begins: &Layout) -> Result<()> {
+    /// Checks that lost ranks can be replaced in a run that begins in this layout, with so many ranks.
+    pub(super) fn check_replacement(&self, begins: &Layout, ranks: usize) -> Result<()> {
         let Some(Replacement { layout, .. }) = self.replacement else { return Ok(()) };
         let refuse = |help: String| Err(Error::invalid("the layout with all ranks", layout, help));
         if self.fewest_ranks.is_none() {
             return refuse("lost ranks are replaced in elastic runs only: give fewest_ranks, too".into());
         }
         if (Layout { dp: 1, shard: 1, ..layout }) != (Layout { dp: 1, shard: 1, ..*begins })
-            || layout.ranks() < begins.ranks()
+            || layout.ranks() < ranks
         {
             return refuse(format!(
                 "the run begins in {begins}: give one with the same pp, cp, ep and tp, and no fewer ranks"

@@ -222,6 +222,7 @@ fn of_model(config: &ParallelConfig) -> Vec<Setting> {
         loss_scale,
         seed,
         balance,
+        far_groups,
         ..
     } = config;
     let field = |name: &str, value: &dyn Debug| Setting::new(name, format_args!("{value:?}"));
@@ -234,5 +235,6 @@ fn of_model(config: &ParallelConfig) -> Vec<Setting> {
         field("loss_scale", loss_scale),
         field("seed of rows", seed),
         field("balance of experts", balance),
+        field("groups of far", far_groups),
     ]
 }

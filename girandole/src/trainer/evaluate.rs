@@ -4,6 +4,7 @@ use comm::all_gather_object;
 use ops::PairResult;
 use training::build::Model;
 
+use super::rounds::LossesOfGroups;
 use super::{Data, Observer, Trainer};
 use crate::parallel::added;
 use crate::{Error, Evaluation, Parallel, PreferenceReport, Result};
@@ -22,13 +23,24 @@ pub fn evaluate<M: Model>(
     rows: usize,
     batch_size: usize,
 ) -> Result<Evaluation> {
+    evaluate_unless(model, data, rows, batch_size, &|| Ok(()))
+}
+
+/// As [`evaluate`], but asks before each batch whether it is to fail.
+fn evaluate_unless<M: Model>(
+    model: &mut Parallel<M>,
+    data: &dyn Data,
+    rows: usize,
+    batch_size: usize,
+    fails: &dyn Fn() -> Result<()>,
+) -> Result<Evaluation> {
     let rows = rows.min(data.rows());
     if rows == 0 {
         return Err(Error::invalid("the rows to evaluate on", 0, "give 1 or more"));
     }
     let (mut sum, mut targets, mut sums) = (0.0, 0, Vec::new());
     let mut preferences: Option<PreferenceReport> = None;
-    for_each_batch(model, data, rows, batch_size, |_, evaluation, _| {
+    for_each_batch(model, data, rows, batch_size, fails, |_, evaluation, _| {
         sum += evaluation.loss * evaluation.targets as f64;
         targets += evaluation.targets;
         sums = added(std::mem::take(&mut sums), evaluation.sums);
@@ -60,7 +72,7 @@ pub fn pair_log_probs<M: Model>(
     // As bits: all ranks have the same numbers.
     let mut own: Vec<(usize, Vec<[u64; 2]>)> = Vec::new();
     let first = rows.min(data.rows());
-    for_each_batch(model, data, first, batch_size, |rows, _, pairs| {
+    for_each_batch(model, data, first, batch_size, &|| Ok(()), |rows, _, pairs| {
         let mut pairs = pairs.into_iter();
         for (row, count) in rows {
             let of_row: Vec<[u64; 2]> =
@@ -83,18 +95,20 @@ pub fn pair_log_probs<M: Model>(
 }
 
 /// Evaluates the first `rows` rows, and calls `each` for every batch with targets: with this rank's rows, each with the number of its
-/// pairs, and the results of those that this rank has.
+/// pairs, and the results of those that this rank has. `fails` is asked before each batch.
 fn for_each_batch<M: Model>(
     model: &mut Parallel<M>,
     data: &dyn Data,
     rows: usize,
     batch_size: usize,
+    fails: &dyn Fn() -> Result<()>,
     mut each: impl FnMut(Vec<(usize, usize)>, Evaluation, Vec<PairResult>),
 ) -> Result<()> {
     let (rank, ranks) = (model.data_ranks().rank(), model.data_ranks().world_size());
     let device = model.config().device.clone();
     let mut first = 0;
     while first < rows {
+        fails()?;
         let own_rows = rows_of_rank(model, batch_size, rows - first).max(1);
         // Rows are assigned to the ranks in turn; those beyond the end stand for the last one.
         let own = (0..own_rows).map(|place| first + place * ranks + rank);
@@ -132,7 +146,10 @@ impl<M: Model> Trainer<'_, M> {
     pub(super) fn evaluate(&mut self, observer: &mut dyn Observer<M>) -> Result<()> {
         let Some(data) = self.evaluation else { return Ok(()) };
         let (rows, batch) = (self.config.evaluation_rows, self.config.batch_size);
-        let evaluation = evaluate(self.model, data, rows, batch)?;
+        // Other groups wait for this one to go on without a rank that is lost. The evaluation is repeated then.
+        let losses = self.losses_of_groups();
+        let fails = || losses.as_ref().map_or(Ok(()), LossesOfGroups::check);
+        let evaluation = evaluate_unless(self.model, data, rows, batch, &fails)?;
         // The observer may change variables.
         self.wait_for_copies();
         observer.evaluated(self.done.step, &evaluation, self.model)

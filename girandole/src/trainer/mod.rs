@@ -70,6 +70,7 @@ use self::data::Batches;
 use self::elastic::{Job, RankState};
 use self::optimizer::RunOptimizer;
 use crate::far::Notice;
+use crate::parallel::FarGroups;
 use crate::{Parallel, Result};
 
 pub use crate::far::checkpoints::{FarRun, latest as latest_of_groups};
@@ -149,9 +150,10 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// A configuration that is not valid, or not the same on all ranks; a checkpoint folder that cannot be created, or that
     /// another run uses; failures of communication.
     pub fn new(model: &'a mut Parallel<M>, data: Arc<dyn Data>, config: TrainConfig) -> Result<Self> {
-        config.check_replacement(model.layout())?;
-        config.check_elastic(model.layout())?;
-        config.check_far(model.layout())?;
+        let begins = model.whole_layout();
+        config.check_replacement(&begins, model.world().world_size())?;
+        config.check_elastic(&begins)?;
+        config.check_far(&begins)?;
         let mut trainer = Self::at_beginning(model, data, config)?;
         check_equal_on_all_ranks(trainer.model, &*trainer.batches.data, &trainer.config)?;
         let world = trainer.model.mesh().world().clone();
@@ -183,10 +185,10 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     fn at_beginning(model: &'a mut Parallel<M>, data: Arc<dyn Data>, config: TrainConfig) -> Result<Self> {
-        config.check(model.layout().data_ranks(), model.config().micro_batches)?;
+        config.check(model.whole_layout().data_ranks(), model.config().micro_batches)?;
         let batches = Batches::new(data, &config)?;
         let optimizer = RunOptimizer::new(model, &config.optimizer, &config.far)?;
-        let job = Job::new(model.world().clone(), config.whole(model.layout()));
+        let job = Job::new(model.world().clone(), config.whole(&model.whole_layout()));
         Ok(Self {
             config,
             model,
@@ -310,7 +312,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         } else if self.done.step < last_step {
             self.stop_if_asked(observer)?;
             if !self.admit_new_ranks(observer)? {
-                self.hear_of_loss()?;
+                self.losses_of_groups().map_or(Ok(()), |losses| losses.check())?;
                 let mut report = self.train_step()?;
                 let averaged = self.average_after(&mut report, observer);
                 report.seconds += last.elapsed().as_secs_f64();
@@ -325,11 +327,13 @@ impl<'a, M: Model> Trainer<'a, M> {
         } else if let Some(task) = final_tasks.get_mut(self.done.final_tasks) {
             // Runs before the wait for the last checkpoint, whose error would prevent it; but it may change variables.
             self.wait_for_copies();
-            task(self.model)?;
+            let far = self.model.far().cloned();
+            FarGroups::while_others_work(far.as_ref(), || task(self.model))?;
             self.done.final_tasks += 1;
         } else {
             let stood_still = Instant::now();
-            self.finish(observer)?;
+            let far = self.model.far().cloned();
+            FarGroups::while_others_work(far.as_ref(), || self.finish(observer))?;
             self.summary.last_checkpoint_seconds += stood_still.elapsed().as_secs_f64();
             if self.config.fewest_ranks.is_some() {
                 // A rank that is done stays until all are, to repeat the work if another one is lost in it.

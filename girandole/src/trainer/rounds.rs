@@ -4,9 +4,10 @@
 //! round ahead: an average is the only thing that all groups do together. All that they have to agree upon is exchanged in it, or comes
 //! after it in each group by itself, so that a loss never leaves some groups in another exchange than the others.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use comm::{Operation, Stats};
+use comm::{Communicator, Operation, Stats};
 use training::build::Model;
 
 use super::{Observer, StepReport, Trainer};
@@ -67,6 +68,7 @@ impl<M: Model> Trainer<'_, M> {
         let received = self.optimizer.far().map_or(Ok(None), |far| far.apply())?;
         if let Some(notice) = received {
             (self.done.averaged, self.done.notice) = (self.done.step, notice);
+            self.checkpoints.groups_have_averaged();
         }
         Ok(())
     }
@@ -82,19 +84,32 @@ impl<M: Model> Trainer<'_, M> {
         Ok(Notice { stop, waiting: u32::try_from(waiting).unwrap_or(u32::MAX), diverged })
     }
 
-    /// Between two steps: fails on all ranks of the group if one of them has heard that a rank of any group is lost. So all of the group
-    /// are at the same step, and others that wait for them to go on wait no longer than a step.
-    pub(super) fn hear_of_loss(&self) -> Result<()> {
-        let Some(far) = self.model.far().filter(|_| self.has_elastic_groups()) else { return Ok(()) };
-        let world = self.job.world.elastic()?;
-        if sum(&*far.group, f64::from(u8::from(world.lost().is_some())))? == 0.0 {
+    /// What a rank hears of losses in other groups, in an elastic run.
+    pub(super) fn losses_of_groups(&self) -> Option<LossesOfGroups> {
+        let far = self.model.far().filter(|_| self.has_elastic_groups())?;
+        Some(LossesOfGroups { world: self.job.world.clone(), group: far.group.clone() })
+    }
+}
+
+/// What a rank of an elastic run hears of losses in other groups.
+pub(super) struct LossesOfGroups {
+    world: Arc<dyn Communicator>,
+    group: Arc<dyn Communicator>,
+}
+
+impl LossesOfGroups {
+    /// Between two steps, or two batches of an evaluation: fails on all ranks of the group if one of them has heard that a rank of any
+    /// group is lost. So all of the group are at the same step, and others that wait for them to go on wait no longer than a step.
+    pub(super) fn check(&self) -> Result<()> {
+        let world = self.world.elastic()?;
+        if sum(&*self.group, f64::from(u8::from(world.lost().is_some())))? == 0.0 {
             return Ok(());
         }
         let began = Instant::now();
         loop {
             match world.lost() {
                 Some(lost) => return Err(lost.into()),
-                None if began.elapsed() > HEARSAY => return Ok(self.job.world.run(Operation::Barrier)?),
+                None if began.elapsed() > HEARSAY => return Ok(self.world.run(Operation::Barrier)?),
                 None => std::thread::sleep(Duration::from_millis(1)),
             }
         }

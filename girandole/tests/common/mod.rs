@@ -119,6 +119,8 @@ pub(crate) struct Setup {
     pub(crate) micro_batches: Option<usize>,
     /// What documents are scored for, in place of the next token; rows are then packed.
     pub(crate) problem: Option<Problem>,
+    /// Number of groups of `far` with which the run is to go on.
+    pub(crate) far_groups: usize,
 }
 
 impl Default for Setup {
@@ -141,6 +143,7 @@ impl Default for Setup {
             balance: None,
             micro_batches: None,
             problem: None,
+            far_groups: 1,
         }
     }
 }
@@ -190,7 +193,8 @@ impl Setup {
         layout: &Layout,
     ) -> Result<(ParallelConfig, impl Fn(&Builder) -> Result<CausalLm> + Send + Sync + 'static)> {
         let config = self.config();
-        let rows = ROWS / layout.data_ranks();
+        let whole = Layout { far: layout.far.max(self.far_groups), ..*layout };
+        let rows = ROWS / whole.data_ranks();
         let most = if rows.is_multiple_of(2) { 2 } else { 1 };
         let micro_batches = self.micro_batches.unwrap_or(most);
         let counting = config.experts.as_ref().map(|experts| ExpertBalance::counting(experts.count));
@@ -203,6 +207,7 @@ impl Setup {
             loss_scale: self.loss_scale,
             sequence_parallel: self.sequence_parallel,
             seed: 3,
+            far_groups: self.far_groups,
             balance: counting.map(|counting| ExpertBalance {
                 loss: self.balance,
                 coefficient: 0.5,

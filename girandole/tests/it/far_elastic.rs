@@ -58,7 +58,7 @@ impl<M> Observer<M> for Recorder {
     }
 }
 
-fn elastic(far: FarConfig, dir: Option<&Path>) -> TrainConfig {
+pub(crate) fn elastic(far: FarConfig, dir: Option<&Path>) -> TrainConfig {
     let plan = |dir: &Path| CheckpointPlan { dir: dir.into(), every: 2, keep: 2, in_background: true };
     TrainConfig { fewest_ranks: Some(1), checkpoints: dir.map(plan), steps: 12, ..config(far) }
 }
@@ -223,6 +223,55 @@ fn a_new_group_takes_the_seat_of_a_lost_one() {
         assert_close(&seen[lost].0, &losses[lost][losses[lost].len() - 3..], "the new group");
         assert_close(&[seen[0].1, seen[1].1], &[expected; 2], "the model of all");
     }
+}
+
+#[test]
+fn groups_that_were_lost_before_the_first_step_are_left_out() {
+    let far = FarConfig { every: 3, ..FarConfig::default() };
+    for (layout, groups) in
+        [("far=2", 3), ("dp=1", 3), ("dp=1", 2), ("far=2,dp=2", 3), ("dp=2", 2), ("pp=2", 2)]
+    {
+        let left = layout.parse::<Layout>().unwrap();
+        let config = TrainConfig { batch_size: 4 * groups, ..elastic(far, None) };
+        let away = (left.far..groups).map(|group| (group, 0..usize::MAX)).collect();
+        let (losses, expected) = ByHand { config: config.clone(), groups, away }.train();
+        let setup = Setup { far_groups: groups, ..Setup::default() };
+        let seen = with_losses(setup, layout, &config, &[]);
+        assert_eq!(seen.len(), left.ranks(), "{layout}");
+        for (group, (own, loss)) in seen {
+            let what = format!("{layout} of {groups} groups");
+            assert_close(&own, &losses[group], &what);
+            assert_close(&[loss], &[expected], &what);
+        }
+    }
+}
+
+#[test]
+fn a_new_group_takes_the_seat_of_one_that_was_lost_before_the_first_step() {
+    let far = FarConfig { every: 3, ..FarConfig::default() };
+    let sgd = OptimizerConfig::Sgd(SgdConfig::default());
+    let [begins, whole] = ["dp=1", "far=2"].map(|layout| layout.parse::<Layout>().unwrap());
+    let by_hand = TrainConfig { optimizer: sgd, learning_rate: 0.3, ..elastic(far, None) };
+    let replacement = Some(Replacement { layout: whole, within: Duration::from_secs(60) });
+    let config = TrainConfig { replacement, ..by_hand.clone() };
+    let (losses, expected) = ByHand { config: by_hand, groups: 2, away: vec![(1, 0..9)] }.train();
+    let (job, is_there) = (&Job::new(1), &Arc::new(AtomicBool::new(false)));
+    let setup = Setup { far_groups: 2, ..Setup::default() };
+    let rank = |rank: usize| {
+        while rank == 1 && !is_there.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let script = (rank == 0).then(|| (None, Some((7, is_there.clone()))));
+        let comm = job.connect(rank, rank == 1).unwrap();
+        train(setup, comm, &begins, config.clone(), script).unwrap().unwrap()
+    };
+    let seen: Vec<(Vec<f64>, f64)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..2).map(|at| scope.spawn(move || rank(at))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_close(&seen[0].0, &losses[0], "the group that was there");
+    assert_close(&seen[1].0, &losses[1], "the new group");
+    assert_close(&[seen[0].1, seen[1].1], &[expected; 2], "the model of all");
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod evaluation;
 mod far;
 mod far_by_hand;
 mod far_elastic;
+mod far_losses;
 mod gradient_check;
 mod heads;
 mod key_masks;

@@ -130,7 +130,10 @@ fn build_model(
     device: &Device,
 ) -> Result<Parallel<CausalLm>> {
     let micro_batches = options.micro_batches(layout);
-    let rows_each = options.batch_size / layout.data_ranks() / micro_batches;
+    // Some groups of far may be lost already; the others have the same rows as with them.
+    let far_groups = options.mesh.map_or(1, |mesh| mesh.far);
+    let whole = Layout { far: far_groups, ..*layout };
+    let rows_each = options.batch_size / whole.data_ranks() / micro_batches;
     let config = ParallelConfig {
         dtype: options.dtype(),
         device: device.clone(),
@@ -143,6 +146,7 @@ fn build_model(
         seed: options.seed,
         balance: options.balance(subject.weights.config(), subject.lora.is_some())?,
         is_trained: subject.lora.as_ref().map(models::Lora::trained),
+        far_groups,
         ..ParallelConfig::default()
     };
     let (model, lora) = (subject.weights.config().clone(), subject.lora.clone());

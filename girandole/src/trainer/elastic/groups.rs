@@ -93,6 +93,7 @@ impl<M: Model> Trainer<'_, M> {
         if let (true, Some(far)) = (is_new, self.optimizer.far()) {
             far.begin_anew()?;
         }
+        self.checkpoints.of_all_groups = ranks.of_all_groups();
         // The first group's folder is that of the run.
         self.open_checkpoints()?.map_or(Ok(()), Checkpoints::share_claim)?;
         self.batches.resume(&holders.progress.order)?;

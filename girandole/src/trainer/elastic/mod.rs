@@ -292,6 +292,7 @@ impl<M: Model> Trainer<'_, M> {
             notice: self.done.notice,
             evaluated: self.done.evaluated,
             written: self.checkpoints.written,
+            of_all_groups: self.checkpoints.of_all_groups,
             report: self.done.latest,
             layout,
             whole: self.job.whole,

@@ -23,6 +23,8 @@ pub(super) struct Progress {
     pub(super) notice: Notice,
     pub(super) evaluated: usize,
     pub(super) written: usize,
+    /// With `far`: step of the last checkpoint that all groups have written.
+    pub(super) of_all_groups: usize,
     pub(super) report: Option<StepReport>,
     pub(super) layout: Layout,
     /// The layout of the job with all its ranks.
@@ -174,6 +176,11 @@ impl RanksProgress {
     pub(super) fn last_round(&self) -> (usize, Notice) {
         let rounds = self.0.iter().flatten().map(|progress| (progress.averaged, progress.notice));
         rounds.max_by_key(|(averaged, _)| *averaged).unwrap_or_default()
+    }
+
+    /// With `far`: returns the step of the last checkpoint that all groups have written, as far as any rank knows.
+    pub(super) fn of_all_groups(&self) -> usize {
+        self.0.iter().flatten().map(|progress| progress.of_all_groups).max().unwrap_or(0)
     }
 
     /// Returns what all ranks that are not new have done, at least.
