@@ -1,6 +1,6 @@
 //! Gated linear units: an activation of one tensor times another, in one pass.
 
-use candle_core::{CpuStorage, CustomOp2, DType, Layout, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp2, DType, Layout, Shape, Tensor, Var, bail};
 
 use super::cast::cast;
 use super::working_dtype;
@@ -55,13 +55,52 @@ impl Gate {
             });
         }
         let dtype = working_dtype(self.operation(), gate.dtype())?;
-        let (wide, up) = (cast(gate, dtype)?, cast(up, dtype)?);
-        let result = if gate.device().is_cpu() {
-            tape::apply_op2(&wide.contiguous()?, &up.contiguous()?, Gated(self))?
-        } else {
-            self.composed(&wide, &up)?
+        if !gate.device().is_cpu() {
+            return self.composed(&gate.to_dtype(dtype)?, &up.to_dtype(dtype)?)?.to_dtype(gate.dtype());
+        }
+        let (gate, up) = (gate.contiguous()?, up.contiguous()?);
+        if dtype == gate.dtype() {
+            return tape::apply_op2(&gate, &up, Gated(self));
+        }
+        // Only the 16 bits are kept.
+        let wide = |x: &Tensor| cast(&x.detach(), dtype);
+        let y = cast(&wide(&gate)?.apply_op2_no_bwd(&wide(&up)?, &Gated(self))?, gate.dtype())?;
+        tape::explicit_op2(self.operation(), [&gate, &up], y, move |[gate, up], gradient| {
+            let [of_gate, of_up, _] = self.gradients_and_result(gate, up, gradient)?;
+            Ok([Some(of_gate), Some(of_up)])
+        })
+    }
+
+    /// Returns the gradients of gate and up, and the result once more, without a graph.
+    pub(super) fn gradients_and_result(
+        self,
+        gate: &Tensor,
+        up: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<[Tensor; 3]> {
+        let [gate, up, gradient] = [gate, up, gradient].map(Tensor::detach);
+        if cuda::knows(&gate) {
+            let [of_gate, of_up] = cuda::gated_backward(self.kind(), &gate, &up, &gradient.contiguous()?)?;
+            return Ok([of_gate, of_up, cuda::gated(self.kind(), &gate, &up)?]);
+        }
+        let dtype = working_dtype(self.operation(), gate.dtype())?;
+        let narrow = |tensors: [Tensor; 3]| match dtype == gate.dtype() {
+            true => Ok(tensors),
+            false => try_each(tensors, |tensor| cast(&tensor, gate.dtype())),
         };
-        cast(&result, gate.dtype())
+        let wide = try_each([gate.clone(), up, gradient], |tensor| cast(&tensor, dtype)?.contiguous())?;
+        if !gate.device().is_cpu() {
+            let [gate, up, gradient] = wide;
+            let (gate, up) = (Var::from_tensor(&gate)?, Var::from_tensor(&up)?);
+            let y = self.composed(&gate, &up)?;
+            let mut grads = tape::scalar_with_gradient(&y, gradient)?.backward()?;
+            let mut of = |var: &Var| grads.remove(var).map_or_else(|| var.zeros_like(), Ok);
+            return narrow([of(&gate)?, of(&up)?, y.detach()]);
+        }
+        narrow(match dtype {
+            DType::F32 => Gated(self).all::<f32>(&wide)?,
+            _ => Gated(self).all::<f64>(&wide)?,
+        })
     }
 
     /// Its number in the kernels of [`cuda`].
@@ -159,6 +198,14 @@ pub fn geglu_tanh(gate: &Tensor, up: &Tensor) -> candle_core::Result<Tensor> {
     Gate::GeluTanh.apply(gate, up)
 }
 
+fn try_each(
+    tensors: [Tensor; 3],
+    f: impl Fn(Tensor) -> candle_core::Result<Tensor>,
+) -> candle_core::Result<[Tensor; 3]> {
+    let [a, b, c] = tensors;
+    Ok([f(a)?, f(b)?, f(c)?])
+}
+
 struct Gated(Gate);
 
 /// A closure that is always inlined although it is passed as an argument. The function's name would pass a pointer to
@@ -243,6 +290,24 @@ impl Gated {
         }
     }
 
+    /// Returns the gradients of gate and up, and the result.
+    fn all<T: Real>(&self, [gate, up, gradient]: &[Tensor; 3]) -> candle_core::Result<[Tensor; 3]> {
+        let found = with_numbers(gate, |gate| {
+            with_numbers(up, |up| {
+                with_numbers(gradient, |g| {
+                    Ok(match self.0 {
+                        Gate::Silu => all(gate, up, g, inlined!(silu)),
+                        Gate::Gelu => all(gate, up, g, inlined!(gelu)),
+                        Gate::GeluTanh => all::<T>(gate, up, g, inlined!(gelu_tanh)),
+                    })
+                })
+            })
+        })?;
+        let [of_gate, of_up, y] = found;
+        let tensor = |numbers: Vec<T>| Tensor::from_vec(numbers, gate.shape(), gate.device());
+        Ok([tensor(of_gate)?, tensor(of_up)?, tensor(y)?])
+    }
+
     fn gradients<T: Real>(
         &self,
         gate: &Tensor,
@@ -289,6 +354,30 @@ fn backward<T: Real>(
         });
     });
     [of_gate, of_up]
+}
+
+/// Returns the gradients of gate and up, and the result.
+#[inline(always)]
+fn all<T: Real>(
+    gate: &[T],
+    up: &[T],
+    gradient: &[T],
+    activation: impl Fn(T) -> (T, T) + Sync,
+) -> [Vec<T>; 3] {
+    let zeros = || vec![T::zero(); gate.len()];
+    let [mut of_gate, mut of_up, mut y] = [zeros(), zeros(), zeros()];
+    blocks([&mut of_gate, &mut of_up, &mut y], BLOCK, |at, [of_gate, of_up, y]| {
+        vectorized!({
+            let inputs = gate[at..].iter().zip(&up[at..]).zip(&gradient[at..]);
+            for (((of_gate, of_up), y), ((&gate, &up), &g)) in
+                of_gate.iter_mut().zip(of_up).zip(y).zip(inputs)
+            {
+                let (active, slope) = activation(gate);
+                (*of_gate, *of_up, *y) = (g * up * slope, g * active, active * up);
+            }
+        });
+    });
+    [of_gate, of_up, y]
 }
 
 impl CustomOp2 for Gated {

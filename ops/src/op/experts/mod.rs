@@ -15,7 +15,7 @@ use candle_nn::VarBuilder;
 
 use self::combine::combine;
 pub use self::divided::{DividedExperts, ExpertExchange, RowsOnTheWay};
-use self::grouped::grouped;
+use self::grouped::Layers;
 pub use self::kept_routes::RouteRecord;
 use self::order::{Groups, Order};
 pub use self::router::{EXPERT_CORRECTION, Router, Routes, Scoring, correction_moves};
@@ -34,8 +34,8 @@ const NAME: &str = "experts";
 ///
 /// # Cost
 /// On a CPU, for each expert with tokens the three products of a dense layer on its adjacent rows, which are gathered once, with
-/// the weights as they lie; twice that in backward. Kept for backward, of each pair of a token and an expert: the rows gathered,
-/// before and after the activation, and the expert's output. The order of all sums is fixed: runs repeat to the bit. On other
+/// the weights as they lie; twice that in backward. With several threads, experts are computed at the same time. Kept for backward, of
+/// each pair of a token and an expert: the row gathered, both before the activation, and the expert's output. The order of all sums is fixed: runs repeat to the bit. On other
 /// devices it is composed of candle's operations, with one product per expert as well; choosing the experts waits for the device.
 ///
 /// # Source
@@ -63,10 +63,7 @@ const NAME: &str = "experts";
 /// ```
 #[derive(Debug, Clone)]
 pub struct Experts {
-    gate: Vec<Tensor>,
-    up: Vec<Tensor>,
-    down: Vec<Tensor>,
-    activation: Gate,
+    layers: Layers,
     /// If other ranks have some of the experts.
     divided: Option<DividedExperts>,
 }
@@ -114,14 +111,13 @@ impl Experts {
             check("up", up, &[inner, hidden], first)?;
             check("down", down, &[hidden, inner], first)?;
         }
-        let mut experts =
-            Self { gate: Vec::new(), up: Vec::new(), down: Vec::new(), activation, divided: None };
+        let mut layers = Layers { gate: Vec::new(), up: Vec::new(), down: Vec::new(), activation };
         for [gate, up, down] in weights {
-            experts.gate.push(gate);
-            experts.up.push(up);
-            experts.down.push(down);
+            layers.gate.push(gate);
+            layers.up.push(up);
+            layers.down.push(down);
         }
-        Ok(experts)
+        Ok(Self { layers, divided: None })
     }
 
     /// The same experts as those of this rank, where each rank has some of all. The gradients of their weights are then of the
@@ -135,8 +131,9 @@ impl Experts {
     /// # Errors
     /// Another number of experts than [`DividedExperts::own`] has.
     pub fn divided(self, divided: DividedExperts) -> candle_core::Result<Self> {
-        if self.gate.len() != divided.own().len() {
-            let (of, field, got) = ("Experts", "the number of this rank's experts", self.gate.len() as f64);
+        if self.layers.gate.len() != divided.own().len() {
+            let (of, field, got) =
+                ("Experts", "the number of this rank's experts", self.layers.gate.len() as f64);
             let help = "give those of DividedExperts::own";
             return Err(Error::InvalidConfig { of, field, got, help }.into());
         }
@@ -145,7 +142,7 @@ impl Experts {
 
     /// Number of experts, of all ranks.
     pub fn count(&self) -> usize {
-        self.divided.as_ref().map_or(self.gate.len(), DividedExperts::count)
+        self.divided.as_ref().map_or(self.layers.gate.len(), DividedExperts::count)
     }
 
     /// Computes the weighted sum of the experts that each token has chosen.
@@ -190,9 +187,9 @@ impl Experts {
     /// Sorts the tokens by expert.
     fn dispatch(&self, x: &Tensor, routes: &Routes) -> candle_core::Result<Dispatch> {
         working_dtype(NAME, x.dtype())?;
-        let hidden = self.gate[0].dim(1)?;
+        let hidden = self.layers.gate[0].dim(1)?;
         let flat = x.contiguous()?.reshape(((), hidden))?;
-        check("the input", &flat, &[routes.tokens(), hidden], &self.gate[0])?;
+        check("the input", &flat, &[routes.tokens(), hidden], &self.layers.gate[0])?;
         if routes.count() != self.count() {
             let (of, field, help) =
                 ("Experts", "the number of experts of the routes", "give a score for each expert");
@@ -205,9 +202,7 @@ impl Experts {
     /// Computes each of this rank's experts on its rows.
     fn compute(&self, rows: &Tensor, groups: &Groups) -> candle_core::Result<Tensor> {
         let share = self.divided.as_ref().map_or(1.0, DividedExperts::share);
-        let gate = grouped(rows, &self.gate, groups, share)?;
-        let up = grouped(rows, &self.up, groups, share)?;
-        grouped(&self.activation.apply(&gate, &up)?, &self.down, groups, share)
+        self.layers.compute(rows, groups, share)
     }
 }
 
