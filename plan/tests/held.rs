@@ -265,7 +265,7 @@ fn forward_keeps_what_is_planned() {
 fn forward_keeps_of_experts_what_is_planned() {
     for family in ["mixtral", "qwen3_moe", "qwen2_moe", "deepseek_v3"] {
         let model = experts(family, 5, 2);
-        for dtype in [DType::F32, DType::F64] {
+        for dtype in [DType::F32, DType::F64, DType::BF16] {
             let (planned, told) = forward_keeps(&model, dtype, Recompute::None);
             assert!(
                 (planned - told).abs() <= 0.01 * told,

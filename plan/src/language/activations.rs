@@ -121,17 +121,19 @@ impl<'a> PerToken<'a> {
     /// Returns the bytes kept by the activation of a dense feed-forward layer.
     fn activation(self, width: usize) -> usize {
         let hidden = width / self.tp;
-        let inputs = if self.config.family == Family::Gpt2 { hidden } else { 2 * hidden };
-        self.wide(inputs, hidden)
+        match self.config.family {
+            Family::Gpt2 => self.wide(hidden, hidden),
+            // Computed in 32 bits of 16, and of these again in backward.
+            _ => hidden * self.numbers.element,
+        }
     }
 
     /// Returns the bytes kept by experts beside the layers that all tokens use.
     fn experts(self, experts: &ExpertsConfig) -> usize {
         let Numbers { element, working } = self.numbers;
         let hidden = self.config.hidden_size;
-        // The rows gathered, the results of the three products, and the activation.
-        let products = (2 * hidden + 2 * experts.width / self.tp) * element;
-        let of_each = products + self.activation(experts.width);
+        // The rows gathered, and the results of the three products.
+        let of_each = (2 * hidden + 2 * experts.width / self.tp) * element;
         // Scores, their shares, the weights of the chosen ones, and the sum; a shared expert, times its gate if it has one, and their sum.
         let scores = match experts.sigmoid {
             // Of factors in 32 bits.
