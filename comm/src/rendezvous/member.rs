@@ -271,6 +271,8 @@ impl Leader<'_> {
             place: (plan.config.rank, plan.config.world_size),
             deadline: plan.deadline,
         };
+        // The rank that has sent the table, if that is another than rank 0.
+        let mut sender = None;
         let (table, patience) = match message {
             ToMember::Table(table) => {
                 let patience = patience(table.timeout_ms);
@@ -287,15 +289,23 @@ impl Leader<'_> {
                     ToMember::Table(table) => Some(table).filter(same),
                     _ => None,
                 });
+                sender = Some(source);
                 (table, patience)
             }
             _ => (None, patience(0)),
         };
         match table.filter(|table| table.ranks.len() == plan.config.world_size) {
             Some(table) => Ok((frame, table, patience)),
-            None => Err(self
-                .connection_error(ConnectError::Malformed("something else than the table of ranks".into()))),
+            None => Err(self.no_table(sender)),
         }
+    }
+
+    /// Returns the error for something else than a table, from rank 0 or another `sender`.
+    fn no_table(&mut self, sender: Option<TableSource>) -> Error {
+        let fault = ConnectError::Malformed("something else than the table of ranks".into());
+        let Some(TableSource { rank, host, .. }) = sender else { return self.connection_error(fault) };
+        let (rank, operation) = (self.plan.number(rank), self.plan.operation());
+        self.give_up(Error::Protocol { rank, host, operation, detail: fault.to_string() })
     }
 
     /// Fetches the table from the rank that passes it on to this one, as soon as it has it.

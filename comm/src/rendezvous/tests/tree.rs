@@ -53,29 +53,47 @@ fn who_stops_before_it_has_the_table_is_named_by_all() {
     }
 }
 
-#[test]
-fn who_stops_while_it_passes_the_table_on_is_named_by_all() {
+/// Returns the errors of all ranks but rank 1, which takes the table and then sends something else to those that fetch it from it.
+fn with_rank_1_sending(
+    world_size: usize,
+    send: impl Fn(&mut HandshakeStream, Instant) + Send + 'static,
+) -> Vec<Error> {
     let (listener, data_port) = point();
-    let errors = without_rank_1(RANKS, |port| {
+    without_rank_1(world_size, |port| {
+        let world_size = world_size as u32;
         let until = Instant::now() + LONG;
-        let mut stopped = introduced_with(1, RANKS as u32, port, Hello { port: data_port, ..hello() });
+        let mut stopped = introduced_with(1, world_size, port, Hello { port: data_port, ..hello() });
         let ToMember::Table(table) = stopped.receive(1 << 20, until).unwrap() else { panic!("no table") };
         let credentials = Credentials::new(secret().as_ref(), "").bound_to(&table.session);
         let answers = move || {
             for stream in listener.incoming().flatten() {
                 let mut wire = HandshakeStream::new(stream, None).unwrap();
                 let Ok(admission) = wire.accept(&credentials, until) else { continue };
-                let world_size = RANKS as u32;
                 let verdict = Verdict { status: HandshakeStatus::Admitted, rank: 1, world_size };
-                // Then nothing more, or some of the table.
-                let part = [&admission.answer(verdict)[..], &[0, 1, 0, 0, b'{']].concat();
-                wire.write(&part, until).unwrap();
+                wire.write(&admission.answer(verdict), until).unwrap();
+                send(&mut wire, until);
                 std::mem::forget(wire);
             }
         };
         thread::spawn(answers);
         std::mem::forget(stopped);
-    });
+    })
+}
+
+#[test]
+fn who_sends_something_else_than_the_table_is_named_by_all() {
+    let errors = with_rank_1_sending(10, |wire, until| wire.send(&ToMember::Complete, until).unwrap());
+    for error in errors {
+        let text = error.to_string();
+        assert!(text.contains("rank 1 (host elsewhere)"), "{text}");
+        assert!(text.contains("something else than the table of ranks"), "{text}");
+    }
+}
+
+#[test]
+fn who_stops_while_it_passes_the_table_on_is_named_by_all() {
+    // Nothing more than some of the table.
+    let errors = with_rank_1_sending(RANKS, |wire, until| wire.write(&[0, 1, 0, 0, b'{'], until).unwrap());
     for error in errors {
         let text = error.to_string();
         assert!(text.contains("cannot reach rank 1 (host elsewhere)"), "{text}");
