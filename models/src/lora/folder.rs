@@ -20,13 +20,14 @@ impl Lora {
     /// values are read by [`Weights::with_adapters`](crate::Weights::with_adapters).
     ///
     /// # Errors
-    /// Files that cannot be read; fields that are not supported; targets that match no layer of the model.
+    /// Files that cannot be read; fields that are not supported; targets of which none matches a layer of the model, or one the
+    /// embedding, the head, a norm, a router or an expert.
     pub fn from_folder(folder: &Path, model: &ModelConfig) -> Result<Self> {
         let path = folder.join(ADAPTER_CONFIG);
         let bytes = Error::read(&path)?;
         let json: Map<String, Value> = serde_json::from_slice(&bytes)
             .map_err(|error| Error::Format { path, problem: error.to_string() })?;
-        Self::new(&LoraConfig::read(&json, model)?, model)
+        Self::with_any_target(&LoraConfig::read(&json, model)?, model)
     }
 
     /// Returns the labels that adapters of a folder were trained for, if they have a head that scores documents: of the `config.json`

@@ -80,6 +80,27 @@ impl Lora {
     /// A rank of 0; a target that is the embedding, the head, a norm, a router or an expert; a target or a pattern that matches no layer of the
     /// model: the error lists the layers' names.
     pub fn new(config: &LoraConfig, model: &ModelConfig) -> Result<Self> {
+        let (lora, unknown) = Self::with_known_targets(config, model)?;
+        lora.check_targets(unknown.first())?;
+        Ok(lora)
+    }
+
+    /// As [`new`](Self::new), but as in peft one target that matches a layer is enough.
+    pub(super) fn with_any_target(config: &LoraConfig, model: &ModelConfig) -> Result<Self> {
+        let (lora, unknown) = Self::with_known_targets(config, model)?;
+        lora.check_targets(unknown.first().filter(|_| lora.config.targets.is_empty()))?;
+        Ok(lora)
+    }
+
+    /// Refuses a target that matches no layer, and patterns.
+    fn check_targets(&self, unknown: Option<&String>) -> Result<()> {
+        let Some(target) = unknown.cloned() else { return self.check_patterns(&layers(&self.shapes)) };
+        let known = last_names(&self.all_layers()?);
+        Err(Error::Target { what: "LoRA target", target, known })
+    }
+
+    /// Defines the adapters without targets that match no layer, which it returns.
+    fn with_known_targets(config: &LoraConfig, model: &ModelConfig) -> Result<(Self, Vec<String>)> {
         config.validate()?;
         let (mut config, model) = (config.clone(), model.clone());
         if model.labels.is_some() && !config.save_modules.iter().any(|module| module == names::SCORE_MODULE) {
@@ -102,19 +123,19 @@ impl Lora {
         let is_unused =
             |target: &&String| !adapted.iter().any(|layer| config::ends_with_target(target, layer));
         let targets = lora.config.targets.clone();
-        let unused = targets.iter().filter(|target| *target != config::ALL).find(is_unused);
-        let Some(target) = unused else {
-            lora.check_patterns(&adapted)?;
-            return Ok(lora);
-        };
+        let (unused, used): (Vec<String>, Vec<String>) =
+            targets.into_iter().partition(|target| target != config::ALL && is_unused(&target));
         let others = shapes(&lora.model)?;
-        let mut others = others.keys().map(String::as_str).chain([names::HEAD]);
-        if others.any(|name| config::ends_with_target(&format!("{target}.weight"), name)) {
+        let is_another = |target: &&String| {
+            let mut others = others.keys().map(String::as_str).chain([names::HEAD]);
+            others.any(|name| config::ends_with_target(&format!("{target}.weight"), name))
+        };
+        if let Some(target) = unused.iter().find(is_another) {
             let help = "adapters of the embedding, the head, norms, routers and experts are not supported; name linear layers";
             return Err(Error::Invalid { what: "LoraConfig", field: "targets", got: target.clone(), help });
         }
-        let known = last_names(&lora.all_layers()?);
-        Err(Error::Target { what: "LoRA target", target: target.clone(), known })
+        lora.config.targets = used;
+        Ok((lora, unused))
     }
 
     /// Refuses patterns that match none of the layers with adapters.

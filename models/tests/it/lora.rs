@@ -265,6 +265,23 @@ fn folders_of_adapters_that_cannot_be_are_named() {
         let line = Lora::from_folder(copy.path(), weights.config()).unwrap_err().to_string();
         assert!(line.contains(part), "{line}");
     }
+    // peft asks that any target matches a layer; its tensors say the rest.
+    let targets = |names: &str| fs::write(&path, text.replace("\"down_proj\",", names)).unwrap();
+    targets("\"down_proj\", \"c_attn\",");
+    let lora = Lora::from_folder(copy.path(), weights.config()).unwrap();
+    assert_eq!(lora.config().targets, ["down_proj", "q_proj", "v_proj"]);
+    weights.with_adapters(copy.path(), &lora).unwrap();
+    targets("\"c_proj\",");
+    let lora = Lora::from_folder(copy.path(), weights.config()).unwrap();
+    assert!(matches!(weights.with_adapters(copy.path(), &lora), Err(Error::Tensors { .. })));
+    for (names, said) in [
+        (text.replace("_proj\"", "\""), "LoRA target \"down\" matches no layer"),
+        (text.replace("\"down_proj\"", "\"lm_head\""), "adapters of the embedding, the head"),
+    ] {
+        fs::write(&path, names).unwrap();
+        let line = Lora::from_folder(copy.path(), weights.config()).unwrap_err().to_string();
+        assert!(line.contains(said), "{line}");
+    }
     let eva = text.replace("\"init_lora_weights\": true", "\"init_lora_weights\": \"eva\"");
     fs::write(&path, eva.replace("\"eva_config\": null", "\"eva_config\": {\"rho\": 2.0}")).unwrap();
     assert!(Lora::from_folder(copy.path(), weights.config()).is_ok());
