@@ -11,7 +11,7 @@ use training::internal::{TensorWriter, write_output};
 
 use crate::config::BITS_FIELD;
 use crate::files::{INDEX, SINGLE, TOKENIZER_FILES, is_weight_file};
-use crate::tokens::MORE_TEMPLATES;
+use crate::tokens::{MORE_TEMPLATES, NamedTemplate, is_template};
 use crate::{Error, Family, ModelConfig, Result, Weights, finite, names, reading};
 
 /// How a folder is written.
@@ -26,11 +26,20 @@ pub struct FolderConfig {
     pub dtypes_of: Option<Weights>,
     /// Folder, or GGUF file, to copy the tokenizer from. Default: none.
     pub tokenizer_of: Option<PathBuf>,
+    /// Chat template to save in place of that of `tokenizer_of`, whose other templates are not copied either: they would be taken for
+    /// conversations with tools. Default: none.
+    pub template: Option<NamedTemplate>,
 }
 
 impl Default for FolderConfig {
     fn default() -> Self {
-        Self { max_file_bytes: 5_000_000_000, dtype: None, dtypes_of: None, tokenizer_of: None }
+        Self {
+            max_file_bytes: 5_000_000_000,
+            dtype: None,
+            dtypes_of: None,
+            tokenizer_of: None,
+            template: None,
+        }
     }
 }
 
@@ -271,16 +280,19 @@ impl FolderWriter {
     }
 
     fn copy_tokenizer(&self) -> Result<()> {
-        let Some(from) = self.how.tokenizer_of.as_ref().filter(|from| **from != self.folder) else {
-            return Ok(());
-        };
-        for name in TOKENIZER_FILES {
-            let to = self.folder.join(name);
-            if let Some(bytes) = reading::text(from, name)? {
-                write_output(&to, &bytes).map_err(Error::io("write", &to))?;
+        let FolderConfig { tokenizer_of, template, .. } = &self.how;
+        if let Some(from) = tokenizer_of.as_ref().filter(|from| **from != self.folder) {
+            for name in TOKENIZER_FILES.iter().filter(|name| template.is_none() || !is_template(name)) {
+                let to = self.folder.join(name);
+                if let Some(bytes) = reading::text(from, name)? {
+                    write_output(&to, &bytes).map_err(Error::io("write", &to))?;
+                }
+            }
+            if template.is_none() {
+                self.copy_templates(&from.join(MORE_TEMPLATES))?;
             }
         }
-        self.copy_templates(&from.join(MORE_TEMPLATES))
+        template.as_ref().map_or(Ok(()), |template| template.save(&self.folder))
     }
 
     fn copy_templates(&self, from: &Path) -> Result<()> {

@@ -10,7 +10,7 @@ use training::internal::write_output;
 
 use crate::digest::Hash;
 use crate::files::{ADAPTER_FILES, TOKENIZER_FILES, is_weight_file};
-use crate::tokens::{CHAT_TEMPLATE, MORE_TEMPLATES};
+use crate::tokens::{MORE_TEMPLATES, NamedTemplate, is_template};
 use crate::{Error, Result, reading, tokenizer};
 
 /// Name of the record in the folder.
@@ -32,22 +32,25 @@ pub struct WrittenFiles {
 impl WrittenFiles {
     /// Looks at the folder before a model is written to it, with the tokenizer of another folder, or else a newly made
     /// one. With `replaces`, files of the tokenizer and of generation that an earlier model brought, and that are as they
-    /// were written, are removed: programs that load the new model would use them. With `has_template`, a chat template is
-    /// written, too.
+    /// were written, are removed: programs that load the new model would use them. A `template` is written in place of those of
+    /// that folder.
     ///
     /// # Errors
-    /// A folder that cannot be read; a file that cannot be removed.
+    /// A folder or template that cannot be read; a file that cannot be removed.
     pub fn begin(
         folder: &Path,
         tokenizer_of: Option<&Path>,
-        has_template: bool,
+        template: Option<&NamedTemplate>,
         replaces: bool,
     ) -> Result<Self> {
         let mut own: BTreeSet<String> = match tokenizer_of {
             Some(from) => tokenizer_files(from)?.into_keys().collect(),
             None => [tokenizer::FILE, tokenizer::CONFIG].map(String::from).into(),
         };
-        own.extend(has_template.then(|| CHAT_TEMPLATE.to_string()));
+        if let Some(template) = template {
+            own.retain(|name| !is_template(name));
+            own.extend(template.files()?.into_iter().map(|(name, _)| name));
+        }
         let (recorded, mut stay) = (recorded(folder)?, Vec::new());
         for (name, hash) in tokenizer_files(folder)? {
             let is_recorded = recorded.get(&name) == Some(&hash);
@@ -144,19 +147,19 @@ mod tests {
         write("chat_template.jinja", "the user's");
         let names = ["tokenizer.json", "generation_config.json", "vocab.json"];
         names.iter().for_each(|name| fs::write(model.path().join(name), "written").unwrap());
-        let written = WrittenFiles::begin(folder, Some(model.path()), false, true).unwrap();
+        let written = WrittenFiles::begin(folder, Some(model.path()), None, true).unwrap();
         names.iter().for_each(|name| write(name, "written"));
         write("model.safetensors", "weights");
         assert_eq!(written.finish().unwrap(), ["chat_template.jinja"]);
         // The same once more.
-        let written = WrittenFiles::begin(folder, Some(model.path()), false, true).unwrap();
+        let written = WrittenFiles::begin(folder, Some(model.path()), None, true).unwrap();
         assert_eq!((written.finish().unwrap(), left().len()), (vec!["chat_template.jinja".to_string()], 5));
         write("vocab.json", "changed by the user");
         write("notes.txt", "the user's");
         // A save that does not replace the model removes nothing.
-        drop(WrittenFiles::begin(folder, None, false, false).unwrap());
+        drop(WrittenFiles::begin(folder, None, None, false).unwrap());
         assert_eq!(left().len(), 6);
-        let written = WrittenFiles::begin(folder, None, false, true).unwrap();
+        let written = WrittenFiles::begin(folder, None, None, true).unwrap();
         let kept = ["chat_template.jinja", "model.safetensors", "notes.txt", "tokenizer.json", "vocab.json"];
         assert_eq!(left(), kept);
         assert_eq!(written.finish().unwrap(), ["chat_template.jinja", "vocab.json"]);
@@ -167,7 +170,7 @@ mod tests {
         write(&format!("{MORE_TEMPLATES}/rag.jinja"), "the user's");
         // A record that cannot be understood says nothing.
         write(RECORD, "{");
-        WrittenFiles::begin(folder, None, false, true).unwrap();
+        WrittenFiles::begin(folder, None, None, true).unwrap();
         assert_eq!(left().len(), 7);
     }
 }

@@ -86,6 +86,49 @@ fn a_folder_is_written_with_and_without_adapters() {
     assert_eq!(content.tensor_infos.len(), tensors_of_adapters(&folder));
 }
 
+/// Adapters that were trained with a chat template are used with it, before that of the model.
+#[test]
+fn the_chat_template_of_adapters_goes_with_them() {
+    let (folder, model) = model();
+    let [adapters, again, merged, data, file] =
+        ["adapters", "again", "merged", "data.jsonl", "model.gguf"].map(|name| folder.argument(name));
+    let own = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    fs::write(folder.path("model/chat_template.jinja"), own).unwrap();
+    fs::create_dir(folder.path("model/additional_chat_templates")).unwrap();
+    fs::write(folder.path("model/additional_chat_templates/tool_use.jinja"), own).unwrap();
+    let message = |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
+    let chat = serde_json::json!({"messages": [message("user", "hi"), message("assistant", "ho")]});
+    fs::write(&data, format!("{chat}\n").repeat(8)).unwrap();
+    let tune = ["--model", &model, "--data", &data, "--length", "64", "--steps", "1", "--lora-rank", "2"];
+    FINETUNE.succeed(&[&tune[..], &["--chat-template", "chatml", "--out", &adapters]].concat());
+    let chatml = fs::read_to_string(folder.path("adapters/chat_template.jinja")).unwrap();
+    assert!(chatml.contains("<|im_start|>"), "{chatml}");
+
+    let with = ["--model", &model, "--adapters", &adapters];
+    let says = |options: &[&str]| {
+        let prompt = ["--chat", "--prompt", "hi", "--max-new-tokens", "4"];
+        text(&GENERATE.succeed(&[&with[..], &prompt, options].concat()).stdout)
+    };
+    let loss = |options: &[&str]| {
+        let given = ["--data", &data, "--length", "64"];
+        text(&Girandole("evaluate").succeed(&[&with[..], &given, options].concat()).stdout)
+    };
+    let (named, other) = (["--chat-template", "chatml"], folder.argument("model/chat_template.jinja"));
+    assert_eq!((says(&[]), loss(&[])), (says(&named), loss(&named)));
+    assert_ne!(loss(&[]), loss(&["--chat-template", &other]));
+    // Continued, and merged.
+    let tune = ["--data", &data, "--length", "64", "--steps", "1"];
+    FINETUNE.succeed(&[&with[..], &tune, &["--out", &again]].concat());
+    let saved = |name: &str| fs::read_to_string(folder.path(name).join("chat_template.jinja")).unwrap();
+    assert_eq!(saved("again"), chatml);
+    EXPORT.succeed(&[&with[..], &["--to", "transformers", "--out", &merged]].concat());
+    assert_eq!(saved("merged"), chatml);
+    assert!(!folder.path("merged/additional_chat_templates").exists());
+    EXPORT.succeed(&[&with[..], &["--out", &file]].concat());
+    let content = Content::read(&mut File::open(&file).unwrap()).unwrap();
+    assert_eq!(content.metadata["tokenizer.chat_template"].to_string().unwrap(), &chatml);
+}
+
 /// A folder that holds a model stays as it is; with --overwrite no file of that model's tokenizer stays beside the new weights.
 #[test]
 fn a_model_in_the_folder_is_replaced_only_when_that_is_asked_for() {

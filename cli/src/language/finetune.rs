@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::Result;
 use clap::Args;
+use models::tokens::NamedTemplate;
 use models::{Lora, Tokenizer, Weights};
 use ops::PreferenceConfig;
 
@@ -78,6 +79,11 @@ impl Job for FinetuneOptions {
             tokenizer.check(weights.config())?;
         }
         Ok(Subject { weights, lora, tokenizer })
+    }
+
+    fn chat_template(&self) -> Result<Option<NamedTemplate>> {
+        let named = self.options.chat_template.as_ref();
+        Ok(NamedTemplate::chosen(named, self.adapters.adapters.as_deref())?)
     }
 
     fn merges(&self) -> bool {

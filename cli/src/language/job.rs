@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::error::Result;
+use models::tokens::NamedTemplate;
 use models::{Lora, Tokenizer, Weights};
 
 use ops::PreferenceConfig;
@@ -25,6 +26,14 @@ pub trait Job: Clone {
     /// # Errors
     /// Files that cannot be used; options that do not fit.
     fn subject(&self) -> Result<Subject>;
+
+    /// Returns the chat template to use in place of that of the model's folder, if any.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    fn chat_template(&self) -> Result<Option<NamedTemplate>> {
+        Ok(self.options().chat_template.clone())
+    }
 
     /// Whether adapters are merged into the weights when they are saved.
     fn merges(&self) -> bool {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use models::tokens::NamedTemplate;
 use models::{Tokenizer, Weights};
 use ops::{PreferenceConfig, PreferenceLoss};
 
@@ -161,6 +162,10 @@ impl Job for PreferOptions {
             return Err(Error::Option { option: "--model", got, help: help.into() });
         }
         Ok(subject)
+    }
+
+    fn chat_template(&self) -> Result<Option<NamedTemplate>> {
+        self.finetune.chat_template()
     }
 
     fn merges(&self) -> bool {

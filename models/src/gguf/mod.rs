@@ -19,6 +19,7 @@ use training::internal::AtomicFile;
 use self::tensors::{Source, TensorPlan};
 use crate::gguf_file::{self, GgufType, Info, Value, padding, pairs_adjacent};
 use crate::names::ADAPTER;
+use crate::tokens::NamedTemplate;
 use crate::{Error, Lora, MergedWeights, ModelConfig, Result, Weights};
 
 /// What was written.
@@ -35,7 +36,7 @@ pub struct GgufFile {
     pub notes: Vec<String>,
 }
 
-/// Writes a model as a GGUF file, with the tokenizer and the chat template of a folder. The file appears complete or not at all.
+/// Writes a model as a GGUF file, with the tokenizer of a folder, and its chat template or the one that is given. The file appears complete or not at all.
 ///
 /// Matrices have the type `dtype`; norms, biases, routers and learned positions are f32. With a type of 4 bits the head, or the
 /// embedding that stands for it, has 6, as llama.cpp's own files have. A matrix whose rows no block divides gets a
@@ -58,7 +59,7 @@ pub struct GgufFile {
 /// # let config = models::ModelConfig::from_json(&config.replace("\"vocab_size\": 96", "\"vocab_size\": 257"))?;
 /// # let weights = Weights::random(&config, 1)?;
 /// let path = out.path().join("model.gguf");
-/// let file = export_gguf(&path, &MergedWeights::new(&weights, None), with_tokenizer, GgufType::Q8_0)?;
+/// let file = export_gguf(&path, &MergedWeights::new(&weights, None), with_tokenizer, None, GgufType::Q8_0)?;
 /// assert_eq!(file.bytes, std::fs::metadata(&path)?.len());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -66,11 +67,12 @@ pub fn export_gguf(
     path: &Path,
     weights: &MergedWeights<'_>,
     tokenizer_of: &Path,
+    template: Option<&NamedTemplate>,
     dtype: GgufType,
 ) -> Result<GgufFile> {
     let config = weights.weights().config();
     let (mut metadata, notes) = metadata::of_model(config, tokenizer_of, dtype)?;
-    metadata.extend(vocabulary::of_folder(tokenizer_of, config.vocab_size)?);
+    metadata.extend(vocabulary::of_folder(tokenizer_of, template, config.vocab_size)?);
     let plans = tensors::of_model(weights.weights())?;
     let mut wider = Vec::new();
     let plans = plans.into_iter().map(|plan| {

@@ -8,15 +8,20 @@ use serde_json::Value as Json;
 use crate::gguf_file::{BYTE, CONTROL, EXPRESSIONS, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Value};
 use crate::reading::read_config;
 use crate::tokenizer::{CONFIG, FILE, text_of_token};
-use crate::tokens::template_text;
+use crate::tokens::{NamedTemplate, template_text};
 use crate::{Error, Result, Tokenizer};
 
 /// The name of the tokenizers that normalize a text first, as those of Qwen do, and of those that divide it in the same way without.
 const NORMALIZED: &str = "qwen2";
 const NOT_NORMALIZED: &str = "deepseek-r1-qwen";
 
-/// Returns the metadata of a folder's tokenizer, for a model with so many tokens.
-pub(super) fn of_folder(folder: &Path, vocab_size: usize) -> Result<Vec<(String, Value)>> {
+/// Returns the metadata of a folder's tokenizer, for a model with so many tokens, and of its chat template or the one to take in its
+/// place.
+pub(super) fn of_folder(
+    folder: &Path,
+    template: Option<&NamedTemplate>,
+    vocab_size: usize,
+) -> Result<Vec<(String, Value)>> {
     let (tokenizer, json) = Tokenizer::with_json(folder)?;
     tokenizer.check_size(vocab_size)?;
     let known = Pairs::of(&json).and_then(|pairs| Some((Kind::of(&json, &pairs)?, pairs)));
@@ -69,7 +74,11 @@ pub(super) fn of_folder(folder: &Path, vocab_size: usize) -> Result<Vec<(String,
     }
     put("add_bos_token", Value::Bool(before.is_some()));
     put("add_eos_token", Value::Bool(after.is_some()));
-    if let Some(template) = template_text(folder)? {
+    let template = match template {
+        Some(named) => Some(named.text()?),
+        None => template_text(folder)?,
+    };
+    if let Some(template) = template {
         all.push(("tokenizer.chat_template".into(), Value::String(template)));
     }
     Ok(all)

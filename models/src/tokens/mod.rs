@@ -42,7 +42,7 @@ mod text;
 mod writer;
 
 pub use chat::{Chat, ChatTemplate, NamedTemplate, Rendered};
-pub(crate) use chat::{FILE as CHAT_TEMPLATE, MORE_TEMPLATES, template_text};
+pub(crate) use chat::{MORE_TEMPLATES, is_template, template_text};
 pub use data::{Data, DataConfig, DataFile};
 pub use encode::TextEncoder;
 pub use file::TokenFile;

@@ -7,6 +7,7 @@ use std::path::Path;
 use crate::common::{Expected, FOLDERS, folder, gap};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
+use models::tokens::NamedTemplate;
 use models::{CausalLm, Error, FolderConfig, FolderWriter, ModelConfig, Weights, WrittenFiles, save_folder};
 use training::build::Builder;
 use training::{load_tensors, named_vars, save_tensors};
@@ -263,11 +264,45 @@ fn further_chat_templates_go_with_the_tokenizer() {
     save_folder(out.path(), model.config(), &named_vars(&vars), &how).unwrap();
     assert!(is_there("tool_use.jinja") && is_there("rag.jinja"));
     // Only those that were written there for another model go with it.
-    let written = WrittenFiles::begin(out.path(), Some(from.path()), false, true).unwrap();
+    let written = WrittenFiles::begin(out.path(), Some(from.path()), None, true).unwrap();
     save_folder(out.path(), model.config(), &named_vars(&vars), &how).unwrap();
     assert_eq!(written.finish().unwrap(), ["additional_chat_templates/rag.jinja"]);
-    WrittenFiles::begin(out.path(), None, false, true).unwrap();
+    WrittenFiles::begin(out.path(), None, None, true).unwrap();
     assert!(!is_there("tool_use.jinja") && is_there("rag.jinja"));
+}
+
+/// Otherwise a template for conversations with tools that is not its own would be taken for them.
+#[test]
+fn a_template_of_its_own_is_saved_without_those_of_the_folder() {
+    let (from, out, adapters) = (copy("llama"), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let more = "additional_chat_templates/tool_use.jinja";
+    fs::create_dir(from.path().join("additional_chat_templates")).unwrap();
+    fs::write(from.path().join("chat_template.jinja"), "the model's").unwrap();
+    fs::write(from.path().join(more), "the model's, with tools").unwrap();
+    let chosen = |named| NamedTemplate::chosen(named, Some(adapters.path())).unwrap();
+    assert_eq!(chosen(None), None);
+    fs::write(adapters.path().join("tokenizer_config.json"), r#"{"chat_template": "the adapters'"}"#)
+        .unwrap();
+    assert_eq!(chosen(Some(&NamedTemplate::ChatMl)), Some(NamedTemplate::ChatMl));
+    let template = chosen(None);
+    let vars = VarMap::new();
+    let model = load(from.path(), &vars, DType::F32);
+    let save = |template: &Option<NamedTemplate>| {
+        let (tokenizer_of, template) = (Some(from.path().into()), template.clone());
+        let written = WrittenFiles::begin(out.path(), Some(from.path()), template.as_ref(), true).unwrap();
+        let how = FolderConfig { tokenizer_of, template, ..FolderConfig::default() };
+        save_folder(out.path(), model.config(), &named_vars(&vars), &how).unwrap();
+        assert!(written.finish().unwrap().is_empty());
+        ["chat_template.jinja", more].map(|name| fs::read_to_string(out.path().join(name)).ok())
+    };
+    let some = |text: &str| Some(text.to_string());
+    assert_eq!(save(&None), [some("the model's"), some("the model's, with tools")]);
+    assert_eq!(save(&template), [some("the adapters'"), None]);
+    // Adapters may have both.
+    fs::create_dir(adapters.path().join("additional_chat_templates")).unwrap();
+    fs::write(adapters.path().join("chat_template.jinja"), "a file").unwrap();
+    fs::write(adapters.path().join(more), "with tools").unwrap();
+    assert_eq!(save(&template), [some("a file"), some("with tools")]);
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn a_file_has_each_parameter_once() {
         Tokenizer::bytes().unwrap().save(out.path()).unwrap();
         let path = out.path().join("model.gguf");
         let merged = MergedWeights::new(&weights, None);
-        let written = export_gguf(&path, &merged, out.path(), GgufType::F32).unwrap();
+        let written = export_gguf(&path, &merged, out.path(), None, GgufType::F32).unwrap();
         assert_eq!(written.bytes, std::fs::metadata(&path).unwrap().len(), "{name}");
         let mut file = File::open(&path).unwrap();
         let content = Content::read(&mut file).unwrap();
@@ -77,7 +77,8 @@ fn added_tokens_have_their_numbers() {
             std::fs::write(&file, json.to_string()).unwrap();
             let config = serde_json::json!({ "bos_token": bos });
             std::fs::write(out.path().join("tokenizer_config.json"), config.to_string()).unwrap();
-            let written = export_gguf(&path, &MergedWeights::new(&weights, None), out.path(), GgufType::F16);
+            let written =
+                export_gguf(&path, &MergedWeights::new(&weights, None), out.path(), None, GgufType::F16);
             written.map_err(|error| error.to_string())?;
             let metadata = Content::read(&mut File::open(&path).unwrap()).unwrap().metadata;
             let id = |name: &str| {
@@ -108,7 +109,7 @@ fn what_it_cannot_say_is_refused() {
     let path = out.path().join("model.gguf");
     let refused = |weights: &Weights| {
         let merged = MergedWeights::new(weights, None);
-        export_gguf(&path, &merged, out.path(), GgufType::F16).unwrap_err().to_string()
+        export_gguf(&path, &merged, out.path(), None, GgufType::F16).unwrap_err().to_string()
     };
     let line = refused(&weights("llama", |json| json["hidden_act"] = "gelu".into()));
     assert!(line.contains("the activation is Gelu; a GGUF file of a llama cannot say so"), "{line}");

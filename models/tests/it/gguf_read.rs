@@ -27,7 +27,7 @@ fn weights(name: &str) -> Weights {
 fn export(weights: &Weights, dtype: GgufType, out: &Path) -> PathBuf {
     Tokenizer::bytes().unwrap().save(out).unwrap();
     let path = out.join("model.gguf");
-    export_gguf(&path, &MergedWeights::new(weights, None), out, dtype).unwrap();
+    export_gguf(&path, &MergedWeights::new(weights, None), out, None, dtype).unwrap();
     path
 }
 
@@ -139,7 +139,7 @@ fn texts_have_the_same_tokens() {
     let written = Weights::random(&ModelConfig::from_json(&json.to_string()).unwrap(), 3).unwrap();
     let path = out.path().join("model.gguf");
     let merged = MergedWeights::new(&written, None);
-    export_gguf(&path, &merged, &folder("tokenizer"), GgufType::F16).unwrap();
+    export_gguf(&path, &merged, &folder("tokenizer"), None, GgufType::F16).unwrap();
     let saved = out.path().join("saved");
     let how = models::FolderConfig { tokenizer_of: Some(path.clone()), ..Default::default() };
     let vars = candle_nn::VarMap::new();
@@ -263,7 +263,7 @@ fn texts_are_normalized_as_names_say() {
         json["normalizer"] = normalizer;
         json["added_tokens"][0]["lstrip"] = lstrip.into();
         fs::write(&description, json.to_string()).unwrap();
-        export_gguf(&file, &MergedWeights::new(&written, None), out.path(), GgufType::F16)?;
+        export_gguf(&file, &MergedWeights::new(&written, None), out.path(), None, GgufType::F16)?;
         Ok::<_, models::Error>(Tokenizer::from_folder(&file)?.encode("abe\u{301}")?.len())
     };
     let normal = json!({ "type": "NFC" });

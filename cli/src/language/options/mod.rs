@@ -153,7 +153,8 @@ pub struct TrainOptions {
     pub(super) field: Option<String>,
     /// Template: chatml, or FILE [default: folder's]
     ///
-    /// A file in Jinja, for conversations with a model whose folder has no template, or another one. It is saved with the model.
+    /// A file in Jinja, for conversations with a model whose folder has no template, or another one. It is saved with the model. Without it, that of
+    /// the folder of --adapters is taken before the model's.
     #[arg(long, value_name = "FILE", help_heading = "Training")]
     pub(super) chat_template: Option<NamedTemplate>,
     /// Highest learning rate

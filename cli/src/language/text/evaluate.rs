@@ -184,11 +184,12 @@ impl EvaluateOptions {
             };
             let pairs =
                 model.labels.as_ref().is_some_and(is_reward) && file.begins_with_pair().unwrap_or(false);
+            let template = self.model.chat_template()?;
             let too_long = if model.labels.is_some() { TooLong::Truncate } else { TooLong::default() };
             let config = DataConfig {
                 tokenizer: Some(&opened.tokenizer),
                 folder: Some(&self.model.model),
-                template: self.model.chat_template.as_ref(),
+                template: template.as_ref(),
                 field: self.field.as_deref(),
                 length: self.length,
                 is_padded: true,

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::DType;
 use clap::{Args, ValueEnum};
+use models::tokens::NamedTemplate;
 use models::{
     FolderConfig, FolderWriter, GgufFile, GgufType, Lora, MergedWeights, Weights, WrittenFiles, export_gguf,
     export_gguf_adapters,
@@ -84,6 +85,11 @@ impl ExportOptions {
         }
     }
 
+    /// Returns the chat template to write in place of that of the model's folder: the adapters', if they have one.
+    fn chat_template(&self) -> Result<Option<NamedTemplate>> {
+        Ok(NamedTemplate::chosen(None, self.adapters.as_deref())?)
+    }
+
     /// Checks that what is read is not replaced, nor another model unless that is asked for.
     fn check_out(&self) -> Result<()> {
         let refuse =
@@ -118,7 +124,8 @@ impl ExportOptions {
             (Some(lora), true) => export_gguf_adapters(&self.out, weights, lora)?,
             _ => {
                 let dtype = self.dtype.unwrap_or(GgufType::F16);
-                export_gguf(&self.out, &MergedWeights::new(weights, lora), &self.model, dtype)?
+                let (merged, template) = (MergedWeights::new(weights, lora), self.chat_template()?);
+                export_gguf(&self.out, &merged, &self.model, template.as_ref(), dtype)?
             }
         };
         let GgufFile { tensors, bytes, wider, notes, .. } = written;
@@ -145,10 +152,12 @@ impl ExportOptions {
             return refuse("--type", got.to_string(), help);
         }
         outputs::make_folder(&self.out)?;
+        let template = self.chat_template()?;
         let how = FolderConfig {
             dtype,
             dtypes_of: Some(weights.clone()),
             tokenizer_of: Some(self.model.clone()),
+            template: template.clone(),
             max_file_bytes: self
                 .max_file_size
                 .map_or(FolderConfig::default().max_file_bytes, |size| size as usize),
@@ -160,7 +169,7 @@ impl ExportOptions {
         }
         // Not before all tensors are written: until then the folder keeps an older model as it is.
         let replaces = models::weights_in(&self.out).is_some();
-        let written = WrittenFiles::begin(&self.out, Some(&self.model), false, replaces)?;
+        let written = WrittenFiles::begin(&self.out, Some(&self.model), template.as_ref(), replaces)?;
         writer.finish()?;
         let stayed = written.finish()?;
         if !stayed.is_empty() {

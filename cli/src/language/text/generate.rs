@@ -239,7 +239,7 @@ pub(super) fn answer(
 
 /// Returns the chat template of a model, which this option needs.
 pub(super) fn template_of(model: &ModelOptions, option: &'static str) -> Result<ChatTemplate> {
-    ChatTemplate::of(model.chat_template.as_ref(), Some(&model.model))?.ok_or_else(|| {
+    ChatTemplate::of(model.chat_template()?.as_ref(), Some(&model.model))?.ok_or_else(|| {
         let got = format!("the model {}", model.model.display());
         let help = "it has no chat template: its folder needs chat_template.jinja, or `chat_template` in tokenizer_config.json; or give \
                     --chat-template";
@@ -252,7 +252,7 @@ pub(super) fn refuse_template(model: &ModelOptions, help: &str) -> Result<()> {
     let got = match &model.chat_template {
         None => return Ok(()),
         Some(NamedTemplate::ChatMl) => "chatml".into(),
-        Some(NamedTemplate::File(path)) => path.display().to_string(),
+        Some(NamedTemplate::File(path) | NamedTemplate::Folder(path)) => path.display().to_string(),
     };
     Err(Error::Option { option: "--chat-template", got, help: help.into() })
 }

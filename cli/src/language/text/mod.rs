@@ -49,7 +49,8 @@ struct ModelOptions {
     adapters: Option<PathBuf>,
     /// Template: chatml, or FILE [default: folder's]
     ///
-    /// A file in Jinja, for conversations with a model whose folder has no template, or another one.
+    /// A file in Jinja, for conversations with a model whose folder has no template, or another one. Without it, that of
+    /// the adapters' folder is taken before the model's.
     #[arg(long, value_name = "FILE")]
     chat_template: Option<NamedTemplate>,
     /// Type of weights
@@ -81,6 +82,11 @@ impl ModelOptions {
             WeightsDtype::F32 => self.precision,
             WeightsDtype::Bf16 => PrecisionOption::Bf16,
         }
+    }
+
+    /// Returns the chat template to use in place of that of the model's folder, if any.
+    fn chat_template(&self) -> Result<Option<NamedTemplate>> {
+        Ok(NamedTemplate::chosen(self.chat_template.as_ref(), self.adapters.as_deref())?)
     }
 
     fn open(&self) -> Result<OpenedModel> {

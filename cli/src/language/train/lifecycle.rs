@@ -136,12 +136,13 @@ pub(super) fn save(job: &impl Job, model: &Parallel<CausalLm>, subject: &Subject
         return Ok(());
     }
     let out = &job.options().out;
-    let (is_first, template) = (model.mesh().world().rank() == 0, job.options().chat_template.as_ref());
+    let is_first = model.mesh().world().rank() == 0;
+    let template = job.chat_template().map_err(wrap_error)?;
     let is_source = job.folder().is_some_and(|folder| folder.canonicalize().ok() == out.canonicalize().ok());
     // A folder that is trained in place keeps its own tokenizer.
     let replaces = !job.saves_adapters() && !is_source && models::weights_in(out).is_some();
     let written =
-        is_first.then(|| WrittenFiles::begin(out, job.folder(), template.is_some(), replaces)).transpose()?;
+        is_first.then(|| WrittenFiles::begin(out, job.folder(), template.as_ref(), replaces)).transpose()?;
     // A newly made tokenizer is saved first, since the model's configuration must be the last file written.
     if let (Some(tokenizer), None, true) = (&subject.tokenizer, job.folder(), is_first) {
         tokenizer.save(out)?;
@@ -149,6 +150,7 @@ pub(super) fn save(job: &impl Job, model: &Parallel<CausalLm>, subject: &Subject
     let how = FolderConfig {
         dtype: job.options().save_dtype.map(ParametersDtype::dtype),
         tokenizer_of: job.folder().map(Into::into),
+        template: template.clone(),
         ..FolderConfig::default()
     };
     match &subject.lora {
@@ -167,7 +169,10 @@ pub(super) fn save(job: &impl Job, model: &Parallel<CausalLm>, subject: &Subject
             format.bits()
         ));
     }
-    template.map_or(Ok(()), |template| template.save(out))?;
+    // With a whole model it is written already.
+    if let Some(template) = template.filter(|_| job.saves_adapters()) {
+        template.save(out)?;
+    }
     let stayed = written.finish()?;
     if !stayed.is_empty() && !is_source && !job.saves_adapters() {
         let (stayed, out) = (stayed.join(", "), out.display());

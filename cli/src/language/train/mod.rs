@@ -156,13 +156,13 @@ impl<J: Job> Command for J {
             let help = format!("the model has {longest} positions");
             return Err(Error::Option { option: "--length", got: length.to_string(), help });
         }
-        let model = subject.weights.config();
+        let (model, template) = (subject.weights.config(), self.chat_template()?);
         let default = if model.labels.is_some() { TooLong::Truncate } else { TooLong::default() };
         let open = |files: &[DataFile], length, is_padded| {
             let config = DataConfig {
                 tokenizer: subject.tokenizer.as_ref(),
                 folder: self.folder(),
-                template: options.chat_template.as_ref(),
+                template: template.as_ref(),
                 field: options.field.as_deref(),
                 length,
                 packing: options.packing,

@@ -133,6 +133,7 @@ fn common(a: &str, b: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Texts;
     use super::*;
 
     /// As DeepSeek-R1's: fails without messages, ends its prompt with `<think>`, and drops the reasoning of answers.
@@ -140,7 +141,11 @@ mod tests {
         {{ m.role }}: {{ m.content.split('</think>')[-1] }}\n{% endfor %}{% if add_generation_prompt %}assistant: <think>\n{% endif %}";
 
     fn answers(messages: &str) -> Vec<String> {
-        let template = ChatTemplate::new(TEMPLATE, None, Default::default(), "template".into()).unwrap();
+        let template = ChatTemplate::new(
+            Texts { text: TEMPLATE.into(), with_tools: None, path: "template".into() },
+            Default::default(),
+        )
+        .unwrap();
         let rows = template.render(&Chat::from_json(messages).unwrap()).unwrap();
         let texts =
             rows.iter().flat_map(|row| row.answers.iter().map(|answer| row.text[answer.clone()].to_string()));

@@ -24,6 +24,11 @@ pub(crate) const FILE: &str = "chat_template.jinja";
 /// Folder of the other templates of a tokenizer, where it has several.
 pub(crate) const MORE_TEMPLATES: &str = "additional_chat_templates";
 const NAME: &str = "chat_template";
+/// Returns whether a file of a tokenizer is a chat template, by its path in the folder.
+pub(crate) fn is_template(name: &str) -> bool {
+    name.starts_with("chat_template.") || name.starts_with(MORE_TEMPLATES)
+}
+
 /// The template for conversations with tools, where a folder has several.
 const NAME_WITH_TOOLS: &str = "tool_use";
 
@@ -332,26 +337,16 @@ impl ChatTemplate {
     /// # Errors
     /// Files that cannot be read, and templates that are not valid Jinja.
     pub fn from_folder(folder: &Path) -> Result<Option<Self>> {
-        let Some((text, path)) = text_of_folder(folder)? else { return Ok(None) };
-        let with_tools = if path.ends_with(FILE) {
-            let with_tools = folder.join(MORE_TEMPLATES).join(format!("{NAME_WITH_TOOLS}.jinja"));
-            with_tools.exists().then(|| read(&with_tools)).transpose()?
-        } else {
-            of_config(&read_config(folder)?, NAME_WITH_TOOLS).map(str::to_string)
-        };
-        Self::new(&text, with_tools.as_deref(), special_tokens(folder)?, path).map(Some)
+        let Some(texts) = texts_of_folder(folder)? else { return Ok(None) };
+        Self::new(texts, special_tokens(folder)?).map(Some)
     }
 
-    fn new(
-        text: &str,
-        with_tools: Option<&str>,
-        special: BTreeMap<String, String>,
-        path: PathBuf,
-    ) -> Result<Self> {
+    fn new(texts: Texts, special: BTreeMap<String, String>) -> Result<Self> {
+        let Texts { text, with_tools, path } = texts;
         // As Jinja reads the source of a template.
         let with_marks = |text: &str| generation::with_marks(&text.replace("\r\n", "\n").replace('\r', "\n"));
-        let (text, marks) = with_marks(text);
-        let with_tools = with_tools.map(with_marks);
+        let (text, marks) = with_marks(&text);
+        let with_tools = with_tools.as_deref().map(with_marks);
         let marks = (marks, with_tools.as_ref().map(|(_, marks)| *marks));
         let environment = jinja::environment().and_then(|mut environment| {
             jinja::add_template(&mut environment, NAME, text)?;
@@ -482,17 +477,29 @@ fn read(path: &Path) -> Result<String> {
 
 /// Returns the text of a folder's template, if it has one.
 pub(crate) fn template_text(folder: &Path) -> Result<Option<String>> {
-    Ok(text_of_folder(folder)?.map(|(text, _)| text))
+    Ok(texts_of_folder(folder)?.map(|texts| texts.text))
 }
 
-/// Returns the text of a folder's template, and the file that has it.
-fn text_of_folder(folder: &Path) -> Result<Option<(String, PathBuf)>> {
+/// A template before it is compiled.
+struct Texts {
+    text: String,
+    /// The one for conversations with tools, if that is another.
+    with_tools: Option<String>,
+    /// The file that has it.
+    path: PathBuf,
+}
+
+/// Returns the texts of a folder's template, if it has one.
+fn texts_of_folder(folder: &Path) -> Result<Option<Texts>> {
     let (own, config) = (folder.join(FILE), folder.join(CONFIG));
     if !folder.is_file() && own.exists() {
-        return Ok(Some((read(&own)?, own)));
+        let with_tools = folder.join(MORE_TEMPLATES).join(format!("{NAME_WITH_TOOLS}.jinja"));
+        let with_tools = with_tools.exists().then(|| read(&with_tools)).transpose()?;
+        return Ok(Some(Texts { text: read(&own)?, with_tools, path: own }));
     }
     let json = read_config(folder)?;
-    Ok(of_config(&json, "default").map(|text| (text.to_string(), config)))
+    let of = |name: &str| of_config(&json, name).map(str::to_string);
+    Ok(of("default").map(|text| Texts { text, with_tools: of(NAME_WITH_TOOLS), path: config }))
 }
 
 /// Returns a template of a configuration by its name. A single one is named `default`.

@@ -6,7 +6,9 @@ use std::str::FromStr;
 
 use training::internal::write_output;
 
-use super::{ChatTemplate, FILE, read, special_tokens};
+use super::{
+    ChatTemplate, FILE, MORE_TEMPLATES, NAME_WITH_TOOLS, Texts, read, special_tokens, texts_of_folder,
+};
 use crate::{Error, Result};
 
 /// ChatML. An answer ends with the model's end-of-text token, too, so that generation ends there with tokenizers that have no
@@ -41,6 +43,8 @@ pub enum NamedTemplate {
     ChatMl,
     /// A file in Jinja.
     File(PathBuf),
+    /// The template of a folder, such as that of adapters, also for conversations with tools if it has one.
+    Folder(PathBuf),
 }
 
 impl FromStr for NamedTemplate {
@@ -52,20 +56,47 @@ impl FromStr for NamedTemplate {
 }
 
 impl NamedTemplate {
-    fn text(&self) -> Result<String> {
-        match self {
-            Self::ChatMl => Ok(CHATML.into()),
-            Self::File(path) => read(path),
+    /// Returns what is used in place of the template of a model's folder: the one that a user names, else that of the folder of
+    /// adapters, if it has one.
+    ///
+    /// # Errors
+    /// Files of the adapters' folder that cannot be read.
+    pub fn chosen(named: Option<&Self>, adapters: Option<&Path>) -> Result<Option<Self>> {
+        match (named, adapters) {
+            (Some(named), _) => Ok(Some(named.clone())),
+            (None, Some(folder)) => Ok(texts_of_folder(folder)?.map(|_| Self::Folder(folder.into()))),
+            (None, None) => Ok(None),
         }
+    }
+
+    fn texts(&self) -> Result<Texts> {
+        let one = |text: String, path: PathBuf| Texts { text, with_tools: None, path };
+        match self {
+            Self::ChatMl => Ok(one(CHATML.into(), "chatml".into())),
+            Self::File(path) => Ok(one(read(path)?, path.clone())),
+            Self::Folder(folder) => match texts_of_folder(folder)? {
+                Some(texts) => Ok(texts),
+                // It has had one: the error says what is missing.
+                None => read(&folder.join(FILE)).map(|text| one(text, folder.join(FILE))),
+            },
+        }
+    }
+
+    /// Returns the template for conversations without tools.
+    pub(crate) fn text(&self) -> Result<String> {
+        Ok(self.texts()?.text)
     }
 
     fn load(&self, folder: Option<&Path>) -> Result<ChatTemplate> {
         let special = folder.map_or(Ok(Default::default()), special_tokens)?;
-        let path = match self {
-            Self::ChatMl => PathBuf::from("chatml"),
-            Self::File(path) => path.clone(),
-        };
-        ChatTemplate::new(&self.text()?, None, special, path)
+        ChatTemplate::new(self.texts()?, special)
+    }
+
+    /// Returns the files that have it in a model's folder, with their contents.
+    pub(crate) fn files(&self) -> Result<Vec<(String, String)>> {
+        let Texts { text, with_tools, .. } = self.texts()?;
+        let with_tools = with_tools.map(|text| (format!("{MORE_TEMPLATES}/{NAME_WITH_TOOLS}.jinja"), text));
+        Ok(std::iter::once((FILE.to_string(), text)).chain(with_tools).collect())
     }
 
     /// Saves the template with a model, where programs look for it.
@@ -73,8 +104,14 @@ impl NamedTemplate {
     /// # Errors
     /// A file that cannot be read or written.
     pub fn save(&self, folder: &Path) -> Result<()> {
-        let path = folder.join(FILE);
-        write_output(&path, self.text()?.as_bytes()).map_err(Error::io("write", &path))
+        for (name, text) in self.files()? {
+            let path = folder.join(name);
+            if let Some(parent) = path.parent() {
+                std::fs::create_dir_all(parent).map_err(Error::io("make", parent))?;
+            }
+            write_output(&path, text.as_bytes()).map_err(Error::io("write", &path))?;
+        }
+        Ok(())
     }
 }
 
