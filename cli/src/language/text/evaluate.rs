@@ -129,6 +129,7 @@ impl EvaluateOptions {
         match self.spread.find(NAME, self.model.products())? {
             Start::Launcher { world_size } => {
                 let text = self.text(world_size)?;
+                text.opened.say_notes();
                 let found: Found = match world_size {
                     1 => self.measure(text, &alone()?)?,
                     _ => start::spawn(NAME, world_size, self.spread.grace())?,
@@ -136,7 +137,8 @@ impl EvaluateOptions {
                 print_result(&found)
             }
             Start::Rank { config, spawned } => {
-                let found = self.in_rank(&config).map_err(|error| Error::in_rank(config.rank, error))?;
+                let found =
+                    self.in_rank(&config, spawned).map_err(|error| Error::in_rank(config.rank, error))?;
                 match found {
                     Some(found) if spawned => start::hand_over(&found),
                     Some(found) => print_result(&found),
@@ -147,8 +149,11 @@ impl EvaluateOptions {
     }
 
     /// Evaluates as one of several ranks; returns the result on rank 0.
-    fn in_rank(&self, config: &TcpConfig) -> Result<Option<Found>> {
+    fn in_rank(&self, config: &TcpConfig, spawned: bool) -> Result<Option<Found>> {
         let text = self.text(config.world_size)?;
+        if config.rank == 0 && !spawned {
+            text.opened.say_notes();
+        }
         let rank = self.spread.join(config, &text.rows.fingerprint())?;
         let found = self.measure(text, &rank.comm)?;
         Ok(rank.is_first().then_some(found))

@@ -12,6 +12,7 @@ mod tokenize;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use crate::console::note;
 use crate::error::{Error, Result};
 use crate::options::PrecisionOption;
 use candle_core::DType;
@@ -114,6 +115,11 @@ impl OpenedModel {
             labels.names.join(", ")
         );
         Err(Error::Option { option: "--model", got: folder.display().to_string(), help })
+    }
+
+    /// Says what of the model is taken otherwise than one may expect.
+    fn say_notes(&self) {
+        self.weights.config().notes().iter().for_each(|line| note(format_args!("{line}")));
     }
 
     fn build(&self, builder: &Builder) -> candle_core::Result<CausalLm> {
