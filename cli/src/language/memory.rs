@@ -5,7 +5,7 @@ use crate::memory_check;
 use comm::internal::{UsableMemory, available_memory};
 use girandole::Layout;
 use plan::Memory;
-use plan::language::{LayoutCost, Subject, Training, layouts};
+use plan::language::{Subject, Training, layouts};
 use plan::units::show_bytes;
 use training::build::Recompute;
 
@@ -43,9 +43,7 @@ pub(super) fn check(options: &TrainOptions, subject: &Subject, layout: &Layout, 
     };
     let host = Host { ranks, available, saves: options.checkpoints.checkpoint_dir.is_some() };
     let training = options.planned(length);
-    // A plan that fails is ignored here: the training code reports the problem itself.
-    let Ok(cost) = subject.estimate(&training, layout) else { return Ok(()) };
-    match (host.refusal(subject, &training, &cost), options.mesh) {
+    match (host.refusal(subject, &training, layout), options.mesh) {
         (None, _) => Ok(()),
         (Some(help), Some(_)) => Err(Error::Option { option: "--mesh", got: layout.to_string(), help }),
         (Some(help), None) => Err(Error::Unavailable { wanted: "the memory for this run".into(), help }),
@@ -54,8 +52,9 @@ pub(super) fn check(options: &TrainOptions, subject: &Subject, layout: &Layout, 
 
 impl Host {
     /// Returns the error message if a layout does not fit.
-    fn refusal(&self, subject: &Subject, training: &Training, cost: &LayoutCost) -> Option<String> {
-        let needed = self.needed(cost);
+    fn refusal(&self, subject: &Subject, training: &Training, layout: &Layout) -> Option<String> {
+        // A plan that fails is ignored here: the training code reports the problem itself.
+        let needed = self.needed(subject, training, layout)?;
         if needed <= self.available.bytes as f64 {
             return None;
         }
@@ -63,7 +62,7 @@ impl Host {
             1 => "it needs".to_string(),
             ranks => format!("the {ranks} ranks here need"),
         };
-        let fitting = self.fitting(subject, training, &cost.layout);
+        let fitting = self.fitting(subject, training, layout);
         let instead = match fitting.is_empty() {
             true => {
                 "no layout of as many ranks would fit: take a smaller model or --length, or more machines"
@@ -80,17 +79,30 @@ impl Host {
     }
 
     /// Returns the bytes that the ranks here need; if not all ranks are here, those that need most are assumed to be.
-    fn needed(&self, cost: &LayoutCost) -> f64 {
-        let Layout { pp, dp, .. } = cost.layout;
-        let each = (cost.layout.ranks() / pp) as f64;
-        // Copies of the model share the copy that is saved.
-        let saved = |memory: &Memory| {
-            if self.saves { (memory.parameters + memory.optimizer) / dp as f64 } else { 0.0 }
+    /// `None` where the layout has no plan.
+    fn needed(&self, subject: &Subject, training: &Training, layout: &Layout) -> Option<f64> {
+        let cost = subject.estimate(training, layout).ok()?;
+        // The pass of a reference is over before anything is saved.
+        let trained = match &subject.reference {
+            None => cost.clone(),
+            Some(_) => Subject { reference: None, ..subject.clone() }.estimate(training, layout).ok()?,
         };
-        let all = cost.stages.iter().map(|stage| stage.memory.total() + saved(&stage.memory));
+        let each = (layout.ranks() / layout.pp) as f64;
+        let with_saved = |memory: &Memory| memory.total() + self.saved(memory, layout);
+        let all = cost.stages.iter().zip(&trained.stages);
+        let all = all.map(|(stage, trained)| stage.memory.total().max(with_saved(&trained.memory)));
         let most = all.clone().fold(0.0, f64::max);
         let sum: f64 = all.map(|memory| each * memory).sum();
-        MARGIN * sum.min(most * self.ranks as f64) + PROCESS * self.ranks as f64
+        Some(MARGIN * sum.min(most * self.ranks as f64) + PROCESS * self.ranks as f64)
+    }
+
+    /// Returns the bytes of the copy that a rank saves: of what is trained, and of the optimizer's state.
+    fn saved(&self, memory: &Memory, layout: &Layout) -> f64 {
+        if !self.saves {
+            return 0.0;
+        }
+        // Gradients are as large as the parameters that are trained; copies of the model share the copy that is saved.
+        (memory.gradients + memory.optimizer) / layout.of_parameters().dp as f64
     }
 
     /// Returns the options of layouts that would fit, the requested layout first.
@@ -104,9 +116,8 @@ impl Host {
             let settings = [(training.recompute, now), (Recompute::Units, now), (Recompute::Units, rows)];
             let (recompute, micro_batches) = settings.into_iter().find(|&(recompute, micro_batches)| {
                 let training = Training { recompute, micro_batches: Some(micro_batches), ..training.clone() };
-                subject
-                    .estimate(&training, &layout)
-                    .is_ok_and(|cost| self.needed(&cost) <= self.available.bytes as f64)
+                let needed = self.needed(subject, &training, &layout);
+                needed.is_some_and(|needed| needed <= self.available.bytes as f64)
             })?;
             let again = if recompute == training.recompute { "" } else { " --recompute 1" };
             let parts = match micro_batches == now {
@@ -121,7 +132,7 @@ impl Host {
 
 #[cfg(test)]
 mod tests {
-    use models::ModelConfig;
+    use models::{Lora, LoraConfig, ModelConfig};
 
     use super::*;
 
@@ -136,11 +147,36 @@ mod tests {
     fn line(mesh: &str, planned: f64) -> Option<String> {
         let training = Training { length: 128, ..Training::default() };
         let layout: Layout = mesh.parse().unwrap();
-        let cost = subject().estimate(&training, &layout).unwrap();
         let ranks = layout.ranks();
         let bytes = (MARGIN * planned + PROCESS * ranks as f64) as u64;
         let available = UsableMemory { bytes, limit: Some("/sys/fs/cgroup/memory.max".into()) };
-        Host { ranks, available, saves: false }.refusal(&subject(), &training, &cost)
+        Host { ranks, available, saves: false }.refusal(&subject(), &training, &layout)
+    }
+
+    /// Checkpoints of adapters have no weights of the model, and copies of it share what they write.
+    #[test]
+    fn what_is_copied_for_checkpoints_is_what_is_trained() {
+        let training = Training { length: 128, ..Training::default() };
+        let lora = Lora::new(&LoraConfig::default(), &subject().config).unwrap();
+        let adapters = Subject { lora: Some(lora), ..subject() };
+        for (subject, mesh, copies) in [
+            (subject(), "dp=1", 1.0),
+            (adapters.clone(), "dp=1", 1.0),
+            (adapters.clone(), "dp=2,cp=2", 4.0),
+            (adapters.clone(), "shard=2,cp=2", 4.0),
+            (adapters.clone().with_reference(subject()), "dp=1", 1.0),
+        ] {
+            let layout: Layout = mesh.parse().unwrap();
+            let needed = |saves| {
+                let available = UsableMemory { bytes: 0, limit: None };
+                let host = Host { ranks: layout.ranks(), available, saves };
+                host.needed(&subject, &training, &layout).unwrap()
+            };
+            let copied = (needed(true) - needed(false)) / MARGIN / layout.ranks() as f64;
+            // Adam has two numbers beside each.
+            let expected = 3.0 * 4.0 * subject.parameters().unwrap().1 as f64 / copies;
+            assert!((copied - expected).abs() < 0.01 * expected, "{mesh}: {copied}, not {expected}");
+        }
     }
 
     #[test]
