@@ -268,7 +268,8 @@ impl PartitionedModel<'_> {
             return 0.0;
         }
         let tensors = units.into_iter().flat_map(|place| &self.units[place].tensors);
-        tensors.map(|tensor| tensor.elements as f64 * self.working()).fold(0.0, f64::max)
+        let trained = tensors.filter(|tensor| tensor.is_trained);
+        trained.map(|tensor| tensor.elements as f64 * self.working()).fold(0.0, f64::max)
     }
 
     /// Returns the bytes that the largest recomputed block keeps during its backward.
