@@ -149,6 +149,8 @@ impl Run<'_> {
         let Action { stage: number, micro_batch, .. } = action;
         let input = self.state.inputs.remove(&(number, micro_batch));
         let x = match &input {
+            // Without a graph, in which the stage would keep what it computes.
+            Some(input) if self.evaluates => &input.as_detached_tensor(),
             Some(input) => input.as_tensor(),
             None => &self.inputs[micro_batch],
         };
