@@ -88,7 +88,7 @@ pub use error::{Error, Result};
 pub use far::{FarAverage, FarConfig, FarPrecision};
 pub use layout::Layout;
 pub use parallel::{
-    Evaluation, ExpertBalance, ExpertLoad, FarGroups, Parallel, ParallelConfig, PreferenceReport,
+    Evaluation, ExpertBalance, ExpertLoad, FarGroups, IsTrained, Parallel, ParallelConfig, PreferenceReport,
     StagesForward, Step,
 };
 pub use strategy::{DistributedModel, checkpoint};

@@ -77,7 +77,7 @@ fn bytes(tensor: &Tensor) -> f64 {
 /// Trains one step and measures each rank.
 fn held(model: &ModelConfig, layout: &Layout, training: &Training) -> Vec<Held> {
     let run = |comm| {
-        let (mut parallel, tokens) = common::parallel(comm, model, layout, training)?;
+        let (mut parallel, tokens) = common::parallel(comm, (model, None), layout, training, None)?;
         let vars = parallel.named_vars();
         let mut adam = Adam::named(vars.clone(), AdamConfig::adamw()).unwrap();
         let before = parallel.stats().bytes_sent;
@@ -173,7 +173,7 @@ fn wide() -> ModelConfig {
 fn held_by_muon(model: &ModelConfig, layout: &Layout, training: &Training) -> Vec<(f64, f64)> {
     let optimizer = OptimizerConfig::muon(MuonConfig::default());
     let run = |comm| {
-        let (mut parallel, tokens) = common::parallel(comm, model, layout, training)?;
+        let (mut parallel, tokens) = common::parallel(comm, (model, None), layout, training, None)?;
         let is_hidden = |name: &str| parallel.is_matrix(name) && optimizer.needs_whole(name);
         let mut matrices = parallel.whole_matrices(is_hidden).unwrap();
         let mut muon = Muon::named(parallel.named_vars(), is_hidden, MuonConfig::default()).unwrap();

@@ -56,6 +56,11 @@ mod watch;
 pub(crate) use options::{layout_of, ranks_of};
 pub(crate) use train::check_divisible;
 
+/// What a model is built with that computes and is not trained: it keeps nothing for backward, and no lasting copy of its parameters.
+fn nothing_is_trained() -> Option<girandole::IsTrained> {
+    Some(std::sync::Arc::new(|_: &str| false))
+}
+
 pub use finetune::FinetuneOptions;
 pub use prefer::PreferOptions;
 pub use pretrain::PretrainOptions;

@@ -174,6 +174,47 @@ impl<'a> PerToken<'a> {
         self.output() + layers + heads * (self.head_width() * element + working)
     }
 
+    /// Returns the bytes of a block's forward pass without backward, where most of them are alive: at most those of its attention, or
+    /// of its feed-forward layer, with the values that are added to them.
+    pub(super) fn block_alone(self, unit: &Unit) -> usize {
+        let &ModelConfig { num_heads, num_kv_heads, head_dim, intermediate_size, .. } = self.config;
+        let (queries, keys) = (num_heads / self.tp * head_dim, num_kv_heads / self.tp * head_dim);
+        let qkv = queries + 2 * keys;
+        let (element, output) = (self.numbers.element, self.output());
+        let fused = if self.config.family == Family::Gpt2 { qkv * element } else { 0 };
+        // While attention or rotation computes, or the projection of its output.
+        let rotation = self.wide(queries, queries) + keys * element;
+        let attention = self.wide(qkv, queries) + num_heads / self.tp * self.numbers.working;
+        let attention =
+            2 * output + qkv * element + fused.max(rotation).max(attention).max(queries * element + output);
+        let is_sparse = unit.layers.iter().any(super::outline::Layer::is_expert);
+        let hidden = intermediate_size / self.tp;
+        let feed_forward = match self.config.experts.as_ref().filter(|_| is_sparse) {
+            Some(experts) => self.experts(experts),
+            None => {
+                let inputs = if self.config.family == Family::Gpt2 { hidden } else { 2 * hidden };
+                inputs * element + self.wide(inputs, hidden).max(hidden * element + output)
+            }
+        };
+        let adapters = unit.layers.iter().filter(|layer| Lora::is_adapter(&format!("{}.weight", layer.name)));
+        let adapter = adapters.map(|layer| self.layer(layer)).max().unwrap_or_default();
+        adapter + attention.max(4 * output + feed_forward)
+    }
+
+    /// Returns the bytes of the last unit's forward pass without backward, with its input.
+    pub(super) fn loss_alone(self) -> usize {
+        let Numbers { element, working } = self.numbers;
+        let of_backward = match (self.tp, &self.config.labels) {
+            (_, Some(_)) => 0,
+            // The gradient of the loss's input.
+            (1, None) => self.config.hidden_size * working,
+            // Logits of 16 bits, once they are converted.
+            (tp, None) if element != working => self.config.outputs().div_ceil(tp) * element,
+            _ => 0,
+        };
+        self.output() + self.loss() - of_backward
+    }
+
     fn layer(self, layer: &super::outline::Layer) -> usize {
         let given = layer.outputs * self.numbers.element;
         if Lora::is_adapter(&format!("{}.weight", layer.name)) {

@@ -125,20 +125,36 @@ impl PartitionedModel<'_> {
         }
     }
 
-    /// Returns the memory of a forward pass alone, without pipeline stages: as [`whole`](Self::whole) without gradients and optimizer.
+    /// Returns the memory of a forward pass of a model that is not trained, without pipeline stages. Nothing is kept for backward, and
+    /// copies of the model are nowhere held twice.
     pub(super) fn pass(&self) -> Memory {
-        let (Layout { shard, .. }, [_, copies]) = (self.layout, self.holders());
+        let Layout { shard, .. } = self.layout;
         let elements = self.sum(|unit| unit.shard_elements(shard, |_| true));
-        let trained = self.sum(Unit::trained);
         let fixed = PersistentBytes {
             parameters: elements * self.element() + self.sum(Unit::quantized_bytes) / shard as f64,
-            copies: if copies > 1 && shard == 1 { trained * self.element() } else { 0.0 },
             ..PersistentBytes::default()
         };
         let last = self.units.len() - 1;
-        let gathered =
-            if shard > 1 { self.pool().max(self.gathered(last) + self.gathered(last - 1)) } else { 0.0 };
-        fixed.with([TemporaryBytes::new(self.activations(), gathered + self.loss_forward())])
+        let gathered = |place: usize| match shard {
+            1 => 0.0,
+            _ => self.pool().max(self.gathered(place) + self.gathered((place + 1).min(last))),
+        };
+        fixed.with((0..=last).map(|place| {
+            let TemporaryBytes { activations, others } = self.alone(place);
+            TemporaryBytes::new(activations, others + gathered(place))
+        }))
+    }
+
+    /// Returns the temporary bytes of a unit that computes a micro-batch without backward.
+    pub(super) fn alone(&self, place: usize) -> TemporaryBytes {
+        let of_tokens = |bytes: usize| bytes as f64 * self.tokens;
+        match place {
+            0 => TemporaryBytes::new(of_tokens(self.kept.embedding()), 0.0),
+            place if self.is_block(place) => {
+                TemporaryBytes::new(of_tokens(self.kept.block_alone(&self.units[place])), 0.0)
+            }
+            _ => TemporaryBytes::new(of_tokens(self.kept.loss_alone()) + self.wide_head(), self.logits()),
+        }
     }
 
     /// Returns the bytes of gather buffers, which the next units use again: those of the largest two units.
@@ -302,18 +318,23 @@ impl PartitionedModel<'_> {
         if is_trained { times * self.vocabulary * self.element() } else { 0.0 }
     }
 
-    /// Returns the temporary bytes of the loss's forward: without tensor parallelism the logits of some rows.
+    /// Returns the temporary bytes of the loss's forward, which computes the head's gradient, too.
     pub(super) fn loss_forward(&self) -> f64 {
+        let logits = self.logits();
+        // A processor without bf16 products multiplies a rounded copy.
+        let is_rounded = self.training.dtype == DType::BF16 && Precision::Bf16.rounds_copies();
+        logits + if is_rounded { logits } else { self.packed(logits) }
+    }
+
+    /// Returns the bytes of the logits that the loss has at a time: without tensor parallelism those of some rows.
+    fn logits(&self) -> f64 {
         /// Bytes of logits computed at a time.
         const CHUNK_BYTES: f64 = (64 << 20) as f64;
         if self.layout.tp > 1 || self.scores_documents() {
             return 0.0;
         }
         let row = self.classes * self.working();
-        let rows = self.tokens.min((CHUNK_BYTES / row).floor().max(1.0));
-        // A processor without bf16 products multiplies a rounded copy.
-        let is_rounded = self.training.dtype == DType::BF16 && Precision::Bf16.rounds_copies();
-        rows * row + if is_rounded { rows * row } else { self.packed(rows * row) }
+        self.tokens.min((CHUNK_BYTES / row).floor().max(1.0)) * row
     }
 
     /// Returns the temporary bytes of the loss's backward: gradients of all of this rank's logits, or of a 16-bit head.

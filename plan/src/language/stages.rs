@@ -46,15 +46,17 @@ impl Stages<'_> {
         owned_units(self.schedule, self.ranges, rank)
     }
 
+    /// Returns the memory of a rank in the forward pass of a model that is not trained. Its stages are whole, also with `shard`, which
+    /// divides what belongs to an optimizer.
     fn pass(&self, rank: usize) -> Memory {
         let (model, units) = (self.model, self.units(rank));
         let parameters = units.iter().map(|place| model.bytes(*place)).sum();
-        let own = (0..self.ranges.len()).filter(|stage| self.schedule.table().owners[*stage] == rank);
-        let moment = |stage: usize| {
-            let kept = self.kept(stage) - self.of_last(stage, model.kept_head());
-            TemporaryBytes::new(kept, self.of_last(stage, model.loss_forward()))
-        };
-        PersistentBytes { parameters, ..PersistentBytes::default() }.with(own.map(moment))
+        let message = model.kept.output() as f64 * model.tokens;
+        let moments = units.iter().map(|place| {
+            let TemporaryBytes { activations, others } = model.alone(*place);
+            TemporaryBytes::new(activations, others + POSTED_RECEIVES * message)
+        });
+        PersistentBytes { parameters, ..PersistentBytes::default() }.with(moments)
     }
 
     fn memory(&self, rank: usize) -> Memory {
@@ -236,7 +238,8 @@ impl Step<'_> {
 
 #[cfg(test)]
 mod tests {
-    use models::ModelConfig;
+    use candle_core::DType;
+    use models::{Lora, LoraConfig, ModelConfig};
 
     use super::*;
     use crate::language::{Subject, Training};
@@ -251,5 +254,24 @@ mod tests {
         let training = Training { batch_size: 1 << 20, ..Training::default() };
         let refused = subject.estimate(&training, &layout).unwrap_err().to_string();
         assert!(refused.contains("1048576 stages"), "{refused}");
+    }
+
+    /// Of a frozen embedding only the parameters grow with the vocabulary, no sums of gradients.
+    #[test]
+    fn gradients_are_summed_of_what_is_trained() {
+        let layout: Layout = "pp=2".parse().unwrap();
+        let training = Training { batch_size: 2, length: 4, dtype: DType::BF16, ..Training::default() };
+        let first = |vocabulary: usize| {
+            let json = format!(
+                r#"{{"model_type": "llama", "vocab_size": {vocabulary}, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4,
+                "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_act": "silu", "max_position_embeddings": 8, "rms_norm_eps": 1e-5,
+                "initializer_range": 0.02, "tie_word_embeddings": false, "rope_theta": 10000.0}}"#
+            );
+            let model = ModelConfig::from_json(&json).unwrap();
+            let lora = Lora::new(&LoraConfig::default(), &model).unwrap();
+            let cost = Subject::new(model, Some(lora)).estimate(&training, &layout).unwrap();
+            cost.stages[0].memory.total()
+        };
+        assert_eq!(first(200_000) - first(100_000), (100_000 * 16 * DType::BF16.size_in_bytes()) as f64);
     }
 }

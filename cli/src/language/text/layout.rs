@@ -16,7 +16,7 @@ use girandole::settings::Setting;
 use girandole::{Layout, ParallelConfig};
 
 use crate::language::options::in_terms_of_mesh;
-use crate::language::{layout_of, ranks_of};
+use crate::language::{layout_of, nothing_is_trained, ranks_of};
 
 /// The layout, the ranks and their device.
 #[derive(Debug, Clone, Args)]
@@ -110,5 +110,5 @@ pub(super) fn alone() -> Result<Arc<dyn Communicator>> {
 
 /// Returns a configuration for inference: no parameter is trained, so nothing is kept for backward.
 pub(super) fn config(dtype: DType, device: Device) -> ParallelConfig {
-    ParallelConfig { dtype, device, is_trained: Some(Arc::new(|_: &str| false)), ..ParallelConfig::default() }
+    ParallelConfig { dtype, device, is_trained: nothing_is_trained(), ..ParallelConfig::default() }
 }

@@ -22,6 +22,28 @@ pub(super) fn check_reference_len(reference: &Subject, len: usize) -> Result<()>
     Err(Error::Option { option: "--reference", got: format!("a model of {longest} positions"), help })
 }
 
+/// Checks that a reference can be divided as the model that is trained, whose layout and schedule it is computed in.
+pub(super) fn check_reference_layout(
+    reference: &ModelConfig,
+    layout: &Layout,
+    schedule: ScheduleKind,
+) -> Result<()> {
+    let checked = check_divisible(layout, reference).and_then(|()| check_stages(layout, schedule, reference));
+    checked.map_err(|error| match error {
+        Error::Option { help, .. } => {
+            let got = format!("a {} of {} blocks", reference.family, reference.num_layers);
+            let schedule = match layout.pp {
+                1 => String::new(),
+                _ => format!(" with --pipeline-schedule {schedule}"),
+            };
+            let help =
+                format!("it is computed in --mesh {layout}{schedule}, as the model is trained: {help}");
+            Error::Option { option: "--reference", got, help }
+        }
+        other => other,
+    })
+}
+
 /// Refuses a file that would be among those of a model in a folder, which are replaced or read.
 pub(super) fn refuse_in_folder(of: &str, out: &Path, option: &'static str, path: &Path) -> Result<()> {
     let out = out.canonicalize().ok();
@@ -193,6 +215,29 @@ mod tests {
         assert_eq!(of(""), Ok(()));
         let said = of("1").unwrap_err();
         assert!(said.contains("33 features of feed-forward layers cannot be divided over tp=2"), "{said}");
+    }
+
+    /// Before ranks start, by the option that it comes from, whatever the model that is trained has.
+    #[test]
+    fn a_reference_that_the_layout_cannot_divide_is_refused() {
+        let json = r#"{"model_type": "llama", "vocab_size": 32, "hidden_size": 12, "intermediate_size": 32, "num_hidden_layers": 2,
+            "num_attention_heads": 3, "num_key_value_heads": 3, "hidden_act": "silu", "max_position_embeddings": 8,
+            "rms_norm_eps": 1e-5, "initializer_range": 0.02, "tie_word_embeddings": false, "rope_theta": 10000.0}"#;
+        let model = ModelConfig::from_json(json).unwrap();
+        let check = |layout: &str, schedule| {
+            let checked = check_reference_layout(&model, &layout.parse().unwrap(), schedule);
+            checked.map_err(|error| error.to_string())
+        };
+        assert_eq!(check("pp=2,dp=2", ScheduleKind::OneFOneB), Ok(()));
+        for (layout, schedule, why) in [
+            ("tp=2", ScheduleKind::OneFOneB, "3 heads cannot be divided over tp=2"),
+            ("pp=3", ScheduleKind::ZbV, "2 stages on each of pp=3 ranks"),
+            ("ep=2", ScheduleKind::OneFOneB, "no experts to divide"),
+        ] {
+            let said = check(layout, schedule).unwrap_err();
+            assert!(said.starts_with("--reference: got a llama of 2 blocks; it is computed in "), "{said}");
+            assert!(said.contains(&format!("--mesh {layout}")) && said.contains(why), "{said}");
+        }
     }
 
     #[test]

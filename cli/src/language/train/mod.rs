@@ -36,8 +36,8 @@ use super::trained::{self, Trained};
 use super::watch::{Times, TrainObserver, wrap_error};
 use super::{memory, shared};
 use checks::{
-    check_batch_size, check_division, check_evaluation, check_output_folder, check_reference_len,
-    check_stages, refuse_in_folder,
+    check_batch_size, check_division, check_evaluation, check_output_folder, check_reference_layout,
+    check_reference_len, check_stages, refuse_in_folder,
 };
 use lifecycle::{check_steps, choose, last_lines, log, save};
 use start::{config_of_rank, model_in_layout, new_trainer};
@@ -148,6 +148,9 @@ impl<J: Job> Command for J {
         if let Some(layout) = &options.mesh {
             check_divisible(layout, subject.weights.config())?;
             check_stages(layout, options.pipeline_schedule(), subject.weights.config())?;
+            if let Some(other) = self.other_reference()? {
+                check_reference_layout(other.config(), layout, options.pipeline_schedule())?;
+            }
         }
         recompute_fits(options.recompute(), subject.weights.config().num_layers)?;
         options.balance(subject.weights.config(), subject.lora.is_some())?;

@@ -17,6 +17,7 @@ use models::{CausalLm, Weights};
 use super::lifecycle::{choose, layout_now, replacement, resume, step_flops};
 use crate::language::base;
 use crate::language::job::{Job, Subject};
+use crate::language::nothing_is_trained;
 use crate::language::options::TrainOptions;
 use crate::language::pairs::RunData;
 use crate::language::settings::train_config;
@@ -34,12 +35,14 @@ pub(super) fn model_in_layout(
     if rank.phase == RankPhase::New {
         return rank.join_running(elastic, None, |rank, lost| {
             let joining = Joining::gather(&*rank.comm, lost)?;
-            Ok((build_model(options, joining.layout(), rank, subject, rows, device)?, Some(joining)))
+            let config = trained_config(options, joining.layout(), subject, rows, device)?;
+            Ok((build_model(options, joining.layout(), rank, subject, &config)?, Some(joining)))
         });
     }
     let layout = layout_now(options, elastic.is_some(), rank)?;
     find_reference(job, rank, &layout, data, device)?;
-    Ok((build_model(options, &layout, rank, subject, rows, device)?, None))
+    let config = trained_config(options, &layout, subject, rows, device)?;
+    Ok((build_model(options, &layout, rank, subject, &config)?, None))
 }
 
 /// Finds the log-probabilities of the reference, if the loss of pairs compares with one: in the checkpoint that the run goes on from,
@@ -62,7 +65,8 @@ fn find_reference(
     if rank.is_first() {
         say(format_args!("reference: computing its log-probabilities once, before training"))?;
     }
-    let mut model = build_model(options, layout, rank, &reference, &data.rows, device)?;
+    let config = reference_config(options, layout, &data.rows, device)?;
+    let mut model = build_model(options, layout, rank, &reference, &config)?;
     Ok(data.compute_reference(&mut model, options.batch_size)?)
 }
 
@@ -120,35 +124,66 @@ pub(super) fn new_trainer<'a>(
     Ok((trainer, speed))
 }
 
+/// Returns the configuration of a model that is trained.
+fn trained_config(
+    options: &TrainOptions,
+    layout: &Layout,
+    subject: &Subject,
+    rows: &Rows,
+    device: &Device,
+) -> Result<ParallelConfig> {
+    Ok(ParallelConfig {
+        recompute: options.recompute(),
+        loss_scale: options.loss_scale(),
+        balance: options.balance(subject.weights.config(), subject.lora.is_some())?,
+        is_trained: subject.lora.as_ref().map(models::Lora::trained),
+        ..layout_config(options, layout, rows, device)?
+    })
+}
+
+/// Returns the configuration of a reference, which computes but is not trained: nothing is kept for backward, and nothing balanced.
+fn reference_config(
+    options: &TrainOptions,
+    layout: &Layout,
+    rows: &Rows,
+    device: &Device,
+) -> Result<ParallelConfig> {
+    Ok(ParallelConfig { is_trained: nothing_is_trained(), ..layout_config(options, layout, rows, device)? })
+}
+
+/// Returns what both have in common.
+fn layout_config(
+    options: &TrainOptions,
+    layout: &Layout,
+    rows: &Rows,
+    device: &Device,
+) -> Result<ParallelConfig> {
+    let micro_batches = options.micro_batches(layout);
+    // Some groups of far may be lost already; the others have the same rows as with them.
+    let far_groups = options.mesh.map_or(1, |mesh| mesh.far);
+    let whole = Layout { far: far_groups, ..*layout };
+    let rows_each = options.batch_size / whole.data_ranks() / micro_batches;
+    Ok(ParallelConfig {
+        dtype: options.dtype(),
+        device: device.clone(),
+        micro_batches,
+        example: Some(Tensor::zeros((rows_each, rows.row_len()), DType::U32, device)?),
+        schedule: options.pipeline_schedule(),
+        sequence_parallel: options.sequence_parallel,
+        seed: options.seed,
+        far_groups,
+        ..ParallelConfig::default()
+    })
+}
+
 /// Builds a model in a layout.
 fn build_model(
     options: &TrainOptions,
     layout: &Layout,
     rank: &Rank,
     subject: &Subject,
-    rows: &Rows,
-    device: &Device,
+    config: &ParallelConfig,
 ) -> Result<Parallel<CausalLm>> {
-    let micro_batches = options.micro_batches(layout);
-    // Some groups of far may be lost already; the others have the same rows as with them.
-    let far_groups = options.mesh.map_or(1, |mesh| mesh.far);
-    let whole = Layout { far: far_groups, ..*layout };
-    let rows_each = options.batch_size / whole.data_ranks() / micro_batches;
-    let config = ParallelConfig {
-        dtype: options.dtype(),
-        device: device.clone(),
-        micro_batches,
-        example: Some(Tensor::zeros((rows_each, rows.row_len()), DType::U32, device)?),
-        schedule: options.pipeline_schedule(),
-        recompute: options.recompute(),
-        sequence_parallel: options.sequence_parallel,
-        loss_scale: options.loss_scale(),
-        seed: options.seed,
-        balance: options.balance(subject.weights.config(), subject.lora.is_some())?,
-        is_trained: subject.lora.as_ref().map(models::Lora::trained),
-        far_groups,
-        ..ParallelConfig::default()
-    };
     let (model, lora) = (subject.weights.config().clone(), subject.lora.clone());
     let model = match options.dropout {
         Some(p) => model.with_dropout(p)?,
@@ -160,7 +195,40 @@ fn build_model(
     };
     let (comm, weights) = (rank.comm.clone(), subject.weights.parts());
     Ok(match rank.phase {
-        RankPhase::New => Parallel::joining(comm, layout, weights, &config, build)?,
-        _ => Parallel::new(comm, layout, weights, &config, build)?,
+        RankPhase::New => Parallel::joining(comm, layout, weights, config, build)?,
+        _ => Parallel::new(comm, layout, weights, config, build)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use models::tokens::TokenWriter;
+
+    use super::*;
+    use crate::language::PretrainOptions;
+    use crate::language::job::Job;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        options: PretrainOptions,
+    }
+
+    /// Otherwise it has a lasting copy of its parameters, and keeps activations for a backward that never comes.
+    #[test]
+    fn nothing_of_a_reference_is_trained() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = TokenWriter::create(&folder.path().join("t.tokens"), 9, None).unwrap();
+        writer.push(&[1; 9]).unwrap();
+        writer.end_document().unwrap();
+        let rows = Rows::new(vec![(writer.finish().unwrap(), 1.0)], 4).unwrap();
+        let given =
+            ["pretrain", "--data", "text.txt", "--out", "out", "--balance", "row", "--recompute", "1"];
+        let options = Program::parse_from(given).options;
+        let config = reference_config(options.options(), &Layout::default(), &rows, &Device::Cpu).unwrap();
+        let is_trained = config.is_trained.unwrap();
+        assert!(!is_trained("model.embed_tokens.weight") && !is_trained("model.norm.weight"));
+        assert!(config.balance.is_none() && config.recompute == Default::default());
+    }
 }
