@@ -97,6 +97,21 @@ fn record(task: &str, number: usize) -> String {
     }
 }
 
+/// Evaluates adapters as peft leaves a folder: what the scores are for is said by nothing, and taken as in transformers.
+fn without_labels_are_noted(folder: &Folder, (base, out, data): (&str, &str, &str), line: &str) {
+    let path = folder.path("out/config.json");
+    let config = fs::read(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    for mesh in ["dp=1", "tp=2"] {
+        let given = ["--model", base, "--adapters", out, "--data", data, "--length", "48"];
+        let output = EVALUATE.succeed(&[&given[..], &["--mesh", mesh]].concat());
+        let notes = text(&output.stderr);
+        let note = "note: the adapters do not say what their 3 scores are for: each document is taken to have one label";
+        assert_eq!((&*text(&output.stdout), notes.matches(note).count()), (line, 1), "{notes}");
+    }
+    fs::write(&path, config).unwrap();
+}
+
 /// Adapters beside a head, for every task: one curve, also on a base in 4 bits; measured, continued, merged.
 #[test]
 fn adapters_beside_a_head_have_one_curve() {
@@ -139,18 +154,7 @@ fn adapters_beside_a_head_have_one_curve() {
         assert!(line.starts_with(if task == "reward" { "pairs: 12, " } else { "documents: 12, " }), "{line}");
         assert_eq!(of(&["--model", &base, "--adapters", &out, "--mesh", "tp=2"]), line);
         if task == "single-label" {
-            // As peft leaves a folder: what the scores are for is said by nothing, and taken as in transformers.
-            let path = folder.path("out/config.json");
-            let config = fs::read(&path).unwrap();
-            fs::remove_file(&path).unwrap();
-            for mesh in ["dp=1", "tp=2"] {
-                let given = ["--model", &base, "--adapters", &out, "--data", &data, "--length", "48"];
-                let output = EVALUATE.succeed(&[&given[..], &["--mesh", mesh]].concat());
-                let notes = text(&output.stderr);
-                let note = "note: the adapters do not say what their 3 scores are for: each document is taken to have one label";
-                assert_eq!((text(&output.stdout), notes.matches(note).count()), (line.clone(), 1), "{notes}");
-            }
-            fs::write(&path, config).unwrap();
+            without_labels_are_noted(&folder, (&base, &out, &data), &line);
         }
         // Continued: the labels are those of the adapters.
         let again = folder.argument("again");

@@ -218,6 +218,34 @@ fn adapters_that_cannot_be_are_named() {
 }
 
 #[test]
+fn one_target_of_a_folder_that_matches_a_layer_is_enough() {
+    let weights = Weights::folder(&folder("llama")).unwrap();
+    let copy = tempfile::tempdir().unwrap();
+    for name in ["adapter_config.json", "adapter_model.safetensors"] {
+        fs::copy(folder("lora").join(name), copy.path().join(name)).unwrap();
+    }
+    let path = copy.path().join("adapter_config.json");
+    let text = fs::read_to_string(&path).unwrap();
+    // As peft asks; the tensors say the rest.
+    let targets = |names: &str| fs::write(&path, text.replace("\"down_proj\",", names)).unwrap();
+    targets("\"down_proj\", \"c_attn\",");
+    let lora = Lora::from_folder(copy.path(), weights.config()).unwrap();
+    assert_eq!(lora.config().targets, ["down_proj", "q_proj", "v_proj"]);
+    weights.with_adapters(copy.path(), &lora).unwrap();
+    targets("\"c_proj\",");
+    let lora = Lora::from_folder(copy.path(), weights.config()).unwrap();
+    assert!(matches!(weights.with_adapters(copy.path(), &lora), Err(Error::Tensors { .. })));
+    for (names, said) in [
+        (text.replace("_proj\"", "\""), "LoRA target \"down\" matches no layer"),
+        (text.replace("\"down_proj\"", "\"lm_head\""), "adapters of the embedding, the head"),
+    ] {
+        fs::write(&path, names).unwrap();
+        let line = Lora::from_folder(copy.path(), weights.config()).unwrap_err().to_string();
+        assert!(line.contains(said), "{line}");
+    }
+}
+
+#[test]
 fn folders_of_adapters_that_cannot_be_are_named() {
     let weights = Weights::folder(&folder("llama")).unwrap();
     let copy = tempfile::tempdir().unwrap();
@@ -264,23 +292,6 @@ fn folders_of_adapters_that_cannot_be_are_named() {
         fs::write(&path, text.replace(from, to)).unwrap();
         let line = Lora::from_folder(copy.path(), weights.config()).unwrap_err().to_string();
         assert!(line.contains(part), "{line}");
-    }
-    // peft asks that any target matches a layer; its tensors say the rest.
-    let targets = |names: &str| fs::write(&path, text.replace("\"down_proj\",", names)).unwrap();
-    targets("\"down_proj\", \"c_attn\",");
-    let lora = Lora::from_folder(copy.path(), weights.config()).unwrap();
-    assert_eq!(lora.config().targets, ["down_proj", "q_proj", "v_proj"]);
-    weights.with_adapters(copy.path(), &lora).unwrap();
-    targets("\"c_proj\",");
-    let lora = Lora::from_folder(copy.path(), weights.config()).unwrap();
-    assert!(matches!(weights.with_adapters(copy.path(), &lora), Err(Error::Tensors { .. })));
-    for (names, said) in [
-        (text.replace("_proj\"", "\""), "LoRA target \"down\" matches no layer"),
-        (text.replace("\"down_proj\"", "\"lm_head\""), "adapters of the embedding, the head"),
-    ] {
-        fs::write(&path, names).unwrap();
-        let line = Lora::from_folder(copy.path(), weights.config()).unwrap_err().to_string();
-        assert!(line.contains(said), "{line}");
     }
     let eva = text.replace("\"init_lora_weights\": true", "\"init_lora_weights\": \"eva\"");
     fs::write(&path, eva.replace("\"eva_config\": null", "\"eva_config\": {\"rho\": 2.0}")).unwrap();

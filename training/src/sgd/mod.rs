@@ -87,7 +87,7 @@ impl SgdConfig {
 ///
 /// ```
 /// use candle_core::{Device, Var};
-/// /// use training::{Sgd, SgdConfig};
+/// use training::{Sgd, SgdConfig};
 ///
 /// let weight = Var::new(&[1f32, 2.], &Device::Cpu)?;
 /// let config = SgdConfig { learning_rate: 0.1, momentum: 0.9, ..SgdConfig::default() };
@@ -139,7 +139,7 @@ impl Sgd {
     ///
     /// ```
     /// use candle_core::{Device, Var};
-    ///     /// use training::{Sgd, SgdConfig};
+    /// use training::{Sgd, SgdConfig};
     ///
     /// let weight = Var::new(&[1f32], &Device::Cpu)?;
     /// let mut sgd = Sgd::new(vec![weight.clone()], SgdConfig { learning_rate: 0.5, ..SgdConfig::default() })?;

@@ -159,5 +159,6 @@ fn heads_for_labels_and_references_are_planned() {
     let wide = CONFIG.replace("\"vocab_size\": 1000", "\"vocab_size\": 100000");
     fs::write(larger.path("config.json"), wide).unwrap();
     let (with_larger, _) = most(&["--reference", &larger.argument(".")]);
-    assert!(with_larger > plain + 1e8, "{with_larger} {plain}");
+    // Its embedding and its head alone take more than training.
+    assert!(with_larger > plain.max(2.0 * 4.0 * 192.0 * 1e5), "{with_larger} {plain}");
 }

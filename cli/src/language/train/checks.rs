@@ -89,12 +89,18 @@ pub(super) fn check_output_folder(options: &TrainOptions, saves_adapters: bool) 
 /// Checks that rows of so many tokens can be divided by the layout.
 pub(super) fn check_division(layout: Option<Layout>, sequence_parallel: bool, len: usize) -> Result<()> {
     let layout = layout.unwrap_or_default();
+    let refuse = |help: String| Err(Error::Option { option: "--length", got: len.to_string(), help });
     let multiple = if sequence_parallel { layout.tp } else { 1 };
+    if !len.is_multiple_of(multiple) {
+        return refuse(format!(
+            "--sequence-parallel divides rows over the {multiple} ranks of tp: give a multiple of {multiple}"
+        ));
+    }
     let fewest = layout.cp * multiple;
     if len < fewest {
-        let help =
-            format!("--mesh {layout} divides each row: give {fewest} or more, or a --mesh with a smaller cp");
-        return Err(Error::Option { option: "--length", got: len.to_string(), help });
+        return refuse(format!(
+            "--mesh {layout} divides each row: give {fewest} or more, or a --mesh with a smaller cp"
+        ));
     }
     Ok(())
 }

@@ -189,14 +189,7 @@ impl<J: Job> Command for J {
         reference.map_or(Ok(()), |reference| check_reference_len(&reference, rows.row_len()))?;
         options.set_rows(rows.len());
         check_batch_size(options.batch_size, rows.row_len())?;
-        let (tp, len) = (options.mesh.map_or(1, |layout| layout.tp), rows.row_len());
-        if options.sequence_parallel && !len.is_multiple_of(tp) {
-            let help = format!(
-                "--sequence-parallel divides rows over the {tp} ranks of tp: give a multiple of {tp}"
-            );
-            return Err(Error::Option { option: "--length", got: len.to_string(), help });
-        }
-        check_division(options.mesh, options.sequence_parallel, len)?;
+        check_division(options.mesh, options.sequence_parallel, rows.row_len())?;
         let evaluation = match &evaluate {
             Some(file) => Some(open(std::slice::from_ref(file), Some(rows.row_len()), true)?),
             None => None,
