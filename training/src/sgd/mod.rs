@@ -87,6 +87,7 @@ impl SgdConfig {
 ///
 /// ```
 /// use candle_core::{Device, Var};
+/// use candle_nn::Optimizer;
 /// use training::{Sgd, SgdConfig};
 ///
 /// let weight = Var::new(&[1f32, 2.], &Device::Cpu)?;
@@ -139,6 +140,7 @@ impl Sgd {
     ///
     /// ```
     /// use candle_core::{Device, Var};
+    /// use candle_nn::Optimizer;
     /// use training::{Sgd, SgdConfig};
     ///
     /// let weight = Var::new(&[1f32], &Device::Cpu)?;
