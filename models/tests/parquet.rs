@@ -8,7 +8,7 @@ use std::sync::Arc;
 use models::tokens::{ChatTemplate, Data, DataConfig, Piece, TextEncoder, TextSource, TokenWriter, TooLong};
 use models::{LabelsConfig, Problem, Tokenizer};
 use parquet::basic::Compression;
-use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+use parquet::data_type::{BoolType, ByteArray, ByteArrayType, Int64Type};
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
@@ -176,6 +176,50 @@ fn completions_are_those_of_json_lines() {
     )
     .unwrap();
     assert_ne!(fingerprint(&table, None), fingerprint(&lines, None));
+}
+
+/// As a string of JSON, and as a structure, in which a row may leave out what others have.
+#[test]
+fn variables_of_templates_are_those_of_json_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let (table, lines) = (folder.path().join("v.parquet"), folder.path().join("v.jsonl"));
+    let template = "{{ 'think ' if thinking else '' }}{% for m in messages %}{{ m.content }}\n{% endfor %}";
+    std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+    let template = || ChatTemplate::from_folder(folder.path()).unwrap();
+    let messages = r#"[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]"#;
+    let given = [r#"{"thinking": true}"#, r#"{"thinking": false}"#, "null"];
+    let line = |given| format!("{{\"messages\": {messages}, \"chat_template_kwargs\": {given}}}\n");
+    std::fs::write(&lines, given.map(line).concat()).unwrap();
+    let expected = fingerprint(&lines, template());
+    for column in [
+        "BYTE_ARRAY chat_template_kwargs (STRING);",
+        "group chat_template_kwargs { OPTIONAL BOOLEAN thinking; }",
+    ] {
+        let schema = format!("message schema {{ REQUIRED BYTE_ARRAY messages (STRING); OPTIONAL {column} }}");
+        let schema = Arc::new(parse_message_type(&schema).unwrap());
+        let file = File::create(&table).unwrap();
+        let mut writer = SerializedFileWriter::new(file, schema, Arc::default()).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        let mut texts = group.next_column().unwrap().unwrap();
+        let all = vec![ByteArray::from(messages); given.len()];
+        texts.typed::<ByteArrayType>().write_batch(&all, None, None).unwrap();
+        texts.close().unwrap();
+        let mut variables = group.next_column().unwrap().unwrap();
+        if column.starts_with("group") {
+            let variables = variables.typed::<BoolType>();
+            variables.write_batch(&[true, false], Some(&[2, 2, 0]), None).unwrap();
+        } else {
+            let texts = [given[0], given[1]].map(ByteArray::from);
+            variables.typed::<ByteArrayType>().write_batch(&texts, Some(&[1, 1, 0]), None).unwrap();
+        }
+        variables.close().unwrap();
+        group.close().unwrap();
+        writer.close().unwrap();
+        assert_eq!(fingerprint(&table, template()), expected, "{column}");
+    }
+    // The variables count.
+    std::fs::write(&lines, line("null").repeat(3)).unwrap();
+    assert_ne!(fingerprint(&lines, template()), expected);
 }
 
 #[test]
