@@ -1,11 +1,11 @@
 //! Gated linear units: an activation of one tensor times another, in one pass.
 
-use candle_core::{CpuStorage, CustomOp2, DType, Layout, Shape, Tensor, Var, bail};
+use candle_core::{DType, Tensor, Var};
 
 use super::cast::cast;
 use super::working_dtype;
 use crate::blocks::{BLOCK, blocks};
-use crate::dense::{dense, with_numbers};
+use crate::dense::with_numbers;
 use crate::real::Real;
 use crate::simd::vectorized;
 use crate::{Error, Result, cuda, tape};
@@ -46,61 +46,50 @@ impl Gate {
     /// ```
     pub fn apply(self, gate: &Tensor, up: &Tensor) -> candle_core::Result<Tensor> {
         self.check(gate, up)?;
-        if cuda::knows(gate) {
-            let (gate, up) = (gate.contiguous()?, up.contiguous()?);
-            let y = cuda::gated(self.kind(), &gate.detach(), &up.detach())?;
-            return tape::explicit_op2(self.operation(), [&gate, &up], y, move |[gate, up], gradient| {
-                let gradient = gradient.detach().contiguous()?;
-                Ok(cuda::gated_backward(self.kind(), &gate.detach(), &up.detach(), &gradient)?.map(Some))
-            });
-        }
         let dtype = working_dtype(self.operation(), gate.dtype())?;
-        if !gate.device().is_cpu() {
+        let is_cuda = cuda::knows(gate);
+        if !is_cuda && !gate.device().is_cpu() {
             return self.composed(&gate.to_dtype(dtype)?, &up.to_dtype(dtype)?)?.to_dtype(gate.dtype());
         }
         let (gate, up) = (gate.contiguous()?, up.contiguous()?);
-        if dtype == gate.dtype() {
-            return tape::apply_op2(&gate, &up, Gated(self));
-        }
-        // Only the 16 bits are kept.
-        let wide = |x: &Tensor| cast(&x.detach(), dtype);
-        let y = cast(&wide(&gate)?.apply_op2_no_bwd(&wide(&up)?, &Gated(self))?, gate.dtype())?;
+        let y = match is_cuda {
+            true => cuda::gated(self.kind(), &gate.detach(), &up.detach())?,
+            // Of 16 bits, nothing wider is kept.
+            false => {
+                cast(&self.fused(&cast(&gate.detach(), dtype)?, &cast(&up.detach(), dtype)?)?, gate.dtype())?
+            }
+        };
         tape::explicit_op2(self.operation(), [&gate, &up], y, move |[gate, up], gradient| {
-            let [of_gate, of_up, _] = self.gradients_and_result(gate, up, gradient)?;
-            Ok([Some(of_gate), Some(of_up)])
+            Ok(self.gradients(gate, up, gradient)?.map(Some))
         })
     }
 
-    /// Returns the gradients of gate and up, and the result once more, without a graph.
-    pub(super) fn gradients_and_result(
+    /// Returns the gradients of gate and up, without a graph.
+    pub(super) fn gradients(
         self,
         gate: &Tensor,
         up: &Tensor,
         gradient: &Tensor,
-    ) -> candle_core::Result<[Tensor; 3]> {
+    ) -> candle_core::Result<[Tensor; 2]> {
         let [gate, up, gradient] = [gate, up, gradient].map(Tensor::detach);
         if cuda::knows(&gate) {
-            let [of_gate, of_up] = cuda::gated_backward(self.kind(), &gate, &up, &gradient.contiguous()?)?;
-            return Ok([of_gate, of_up, cuda::gated(self.kind(), &gate, &up)?]);
+            return cuda::gated_backward(self.kind(), &gate, &up, &gradient.contiguous()?);
         }
         let dtype = working_dtype(self.operation(), gate.dtype())?;
-        let narrow = |tensors: [Tensor; 3]| match dtype == gate.dtype() {
-            true => Ok(tensors),
-            false => try_each(tensors, |tensor| cast(&tensor, gate.dtype())),
+        let wide = |x: &Tensor| cast(x, dtype)?.contiguous();
+        let (wide_gate, up, gradient) = (wide(&gate)?, wide(&up)?, wide(&gradient)?);
+        let [of_gate, of_up] = match (gate.device().is_cpu(), dtype) {
+            (true, DType::F32) => self.fused_gradients::<f32>(&wide_gate, &up, &gradient)?,
+            (true, _) => self.fused_gradients::<f64>(&wide_gate, &up, &gradient)?,
+            (false, _) => {
+                let (wide_gate, up) = (Var::from_tensor(&wide_gate)?, Var::from_tensor(&up)?);
+                let y = tape::scalar_with_gradient(&self.composed(&wide_gate, &up)?, gradient)?;
+                let mut grads = y.backward()?;
+                let mut of = |var: &Var| grads.remove(var).map_or_else(|| var.zeros_like(), Ok);
+                [of(&wide_gate)?, of(&up)?]
+            }
         };
-        let wide = try_each([gate.clone(), up, gradient], |tensor| cast(&tensor, dtype)?.contiguous())?;
-        if !gate.device().is_cpu() {
-            let [gate, up, gradient] = wide;
-            let (gate, up) = (Var::from_tensor(&gate)?, Var::from_tensor(&up)?);
-            let y = self.composed(&gate, &up)?;
-            let mut grads = tape::scalar_with_gradient(&y, gradient)?.backward()?;
-            let mut of = |var: &Var| grads.remove(var).map_or_else(|| var.zeros_like(), Ok);
-            return narrow([of(&gate)?, of(&up)?, y.detach()]);
-        }
-        narrow(match dtype {
-            DType::F32 => Gated(self).all::<f32>(&wide)?,
-            _ => Gated(self).all::<f64>(&wide)?,
-        })
+        Ok([cast(&of_gate, gate.dtype())?, cast(&of_up, gate.dtype())?])
     }
 
     /// Its number in the kernels of [`cuda`].
@@ -198,16 +187,6 @@ pub fn geglu_tanh(gate: &Tensor, up: &Tensor) -> candle_core::Result<Tensor> {
     Gate::GeluTanh.apply(gate, up)
 }
 
-fn try_each(
-    tensors: [Tensor; 3],
-    f: impl Fn(Tensor) -> candle_core::Result<Tensor>,
-) -> candle_core::Result<[Tensor; 3]> {
-    let [a, b, c] = tensors;
-    Ok([f(a)?, f(b)?, f(c)?])
-}
-
-struct Gated(Gate);
-
 /// A closure that is always inlined although it is passed as an argument. The function's name would pass a pointer to
 /// code compiled without wide vector instructions.
 macro_rules! inlined {
@@ -273,52 +252,47 @@ pub(super) fn gelu_tanh<T: Real>(x: T) -> (T, T) {
     (x * share, share + x * share * (T::one() - share) * inner)
 }
 
-impl Gated {
-    fn forward<T: Real>(&self, gate: &[T], up: &[T]) -> Vec<T> {
-        match self.0 {
+impl Gate {
+    /// Computes f32 or f64 on a CPU.
+    fn fused(self, gate: &Tensor, up: &Tensor) -> candle_core::Result<Tensor> {
+        match gate.dtype() {
+            DType::F32 => self.fused_result::<f32>(gate, up),
+            _ => self.fused_result::<f64>(gate, up),
+        }
+    }
+
+    fn fused_result<T: Real>(self, gate: &Tensor, up: &Tensor) -> candle_core::Result<Tensor> {
+        let y = with_numbers(gate, |gate| with_numbers(up, |up| Ok(self.forward::<T>(gate, up))))?;
+        Tensor::from_vec(y, gate.shape(), gate.device())
+    }
+
+    fn forward<T: Real>(self, gate: &[T], up: &[T]) -> Vec<T> {
+        match self {
             Gate::Silu => forward(gate, up, inlined!(silu)),
             Gate::Gelu => forward(gate, up, inlined!(gelu)),
             Gate::GeluTanh => forward(gate, up, inlined!(gelu_tanh)),
         }
     }
 
-    fn backward<T: Real>(&self, gate: &[T], up: &[T], gradient: &[T]) -> [Vec<T>; 2] {
-        match self.0 {
+    fn backward<T: Real>(self, gate: &[T], up: &[T], gradient: &[T]) -> [Vec<T>; 2] {
+        match self {
             Gate::Silu => backward(gate, up, gradient, inlined!(silu)),
             Gate::Gelu => backward(gate, up, gradient, inlined!(gelu)),
             Gate::GeluTanh => backward(gate, up, gradient, inlined!(gelu_tanh)),
         }
     }
 
-    /// Returns the gradients of gate and up, and the result.
-    fn all<T: Real>(&self, [gate, up, gradient]: &[Tensor; 3]) -> candle_core::Result<[Tensor; 3]> {
-        let found = with_numbers(gate, |gate| {
-            with_numbers(up, |up| {
-                with_numbers(gradient, |g| {
-                    Ok(match self.0 {
-                        Gate::Silu => all(gate, up, g, inlined!(silu)),
-                        Gate::Gelu => all(gate, up, g, inlined!(gelu)),
-                        Gate::GeluTanh => all::<T>(gate, up, g, inlined!(gelu_tanh)),
-                    })
-                })
-            })
-        })?;
-        let [of_gate, of_up, y] = found;
-        let tensor = |numbers: Vec<T>| Tensor::from_vec(numbers, gate.shape(), gate.device());
-        Ok([tensor(of_gate)?, tensor(of_up)?, tensor(y)?])
-    }
-
-    fn gradients<T: Real>(
-        &self,
+    fn fused_gradients<T: Real>(
+        self,
         gate: &Tensor,
         up: &Tensor,
         gradient: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
-        let found = with_numbers(gate, |gate| {
+    ) -> candle_core::Result<[Tensor; 2]> {
+        let [of_gate, of_up] = with_numbers(gate, |gate| {
             with_numbers(up, |up| with_numbers(gradient, |g| Ok(self.backward::<T>(gate, up, g))))
         })?;
-        let [of_gate, of_up] = found.map(|numbers| Tensor::from_vec(numbers, gate.shape(), gate.device()));
-        Ok((Some(of_gate?), Some(of_up?)))
+        let tensor = |numbers: Vec<T>| Tensor::from_vec(numbers, gate.shape(), gate.device());
+        Ok([tensor(of_gate)?, tensor(of_up)?])
     }
 }
 
@@ -354,69 +328,6 @@ fn backward<T: Real>(
         });
     });
     [of_gate, of_up]
-}
-
-/// Returns the gradients of gate and up, and the result.
-#[inline(always)]
-fn all<T: Real>(
-    gate: &[T],
-    up: &[T],
-    gradient: &[T],
-    activation: impl Fn(T) -> (T, T) + Sync,
-) -> [Vec<T>; 3] {
-    let zeros = || vec![T::zero(); gate.len()];
-    let [mut of_gate, mut of_up, mut y] = [zeros(), zeros(), zeros()];
-    blocks([&mut of_gate, &mut of_up, &mut y], BLOCK, |at, [of_gate, of_up, y]| {
-        vectorized!({
-            let inputs = gate[at..].iter().zip(&up[at..]).zip(&gradient[at..]);
-            for (((of_gate, of_up), y), ((&gate, &up), &g)) in
-                of_gate.iter_mut().zip(of_up).zip(y).zip(inputs)
-            {
-                let (active, slope) = activation(gate);
-                (*of_gate, *of_up, *y) = (g * up * slope, g * active, active * up);
-            }
-        });
-    });
-    [of_gate, of_up, y]
-}
-
-impl CustomOp2 for Gated {
-    fn name(&self) -> &'static str {
-        self.0.operation()
-    }
-
-    fn cpu_fwd(
-        &self,
-        gate: &CpuStorage,
-        gate_layout: &Layout,
-        up: &CpuStorage,
-        up_layout: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        let out = match gate {
-            CpuStorage::F32(_) => {
-                CpuStorage::F32(self.forward(dense(gate, gate_layout)?, dense(up, up_layout)?))
-            }
-            CpuStorage::F64(_) => {
-                CpuStorage::F64(self.forward(dense(gate, gate_layout)?, dense(up, up_layout)?))
-            }
-            _ => bail!("{}: neither f32 nor f64", self.name()),
-        };
-        Ok((out, gate_layout.shape().clone()))
-    }
-
-    fn bwd(
-        &self,
-        gate: &Tensor,
-        up: &Tensor,
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
-        let gradient = gradient.contiguous()?;
-        match gate.dtype() {
-            DType::F32 => self.gradients::<f32>(gate, up, &gradient),
-            _ => self.gradients::<f64>(gate, up, &gradient),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -75,19 +75,15 @@ impl Layers {
         let (token, gradients) = bundle(&layers.weights().collect::<Vec<_>>())?;
         let batches = batches(groups, x.device().is_cpu());
         let call = Arc::new(Call { layers, batches, precision: Precision::current(), share });
-        let (inner, out) = match known_results().and_then(|known| call.known(known, &x)) {
+        let known = known_results().map(|known| call.known(known, &x)).transpose()?.flatten();
+        let (inner, out) = match known {
             Some(known) => known,
             None => call.forward(&x.detach())?,
         };
-        keep_results(|| {
-            Ok(inner
-                .iter()
-                .flat_map(|inner| [inner.gate.clone(), inner.up.clone()])
-                .chain([out.detach()])
-                .collect())
-        })?;
+        let mut results: Vec<Tensor> =
+            inner.iter().flat_map(|inner| [inner.gate.clone(), inner.up.clone()]).collect();
         let bytes = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();
-        let kept_bytes = inner.iter().map(|inner| bytes(&inner.gate) + bytes(&inner.up)).sum();
+        let kept_bytes = results.iter().map(bytes).sum();
         let kept = SavedBytes::default();
         let own = kept.clone();
         let out = explicit_op2("experts", [&x, &token], out, move |[x, token], gradient| {
@@ -114,6 +110,11 @@ impl Layers {
         if out.track_op() {
             kept.by(&out, kept_bytes);
         }
+        // Not before its memory is that of this operation's result.
+        keep_results(|| {
+            results.push(out.detach());
+            Ok(results)
+        })?;
         Ok(out)
     }
 
@@ -138,14 +139,14 @@ impl Call {
     }
 
     /// The same of results that were kept, with a copy of the last one, whose memory is handed on. `None` if they are not those of this call.
-    fn known(&self, mut known: Vec<Tensor>, x: &Tensor) -> Option<(Vec<Inner>, Tensor)> {
-        let out = known.pop().filter(|out| out.dims() == x.dims())?.force_contiguous().ok()?;
+    fn known(&self, mut known: Vec<Tensor>, x: &Tensor) -> Result<Option<(Vec<Inner>, Tensor)>> {
+        let Some(out) = known.pop().filter(|out| out.dims() == x.dims()) else { return Ok(None) };
         let inner: Vec<Inner> =
             known.chunks_exact(2).map(|of| Inner { gate: of[0].clone(), up: of[1].clone() }).collect();
         let has_rows =
             |(inner, batch): (&Inner, &Batch)| inner.gate.dim(0).is_ok_and(|rows| rows == batch.rows.len());
         let is_own = inner.len() == self.batches.len() && inner.iter().zip(&self.batches).all(has_rows);
-        is_own.then_some((inner, out))
+        is_own.then(|| Ok((inner, out.force_contiguous()?))).transpose()
     }
 
     /// Computes the gradients of what was kept, and if `has_rows` of the rows.
@@ -154,8 +155,8 @@ impl Call {
         each(&batches, gradient, |(batch, Inner { gate, up })| {
             let own = gradient.narrow(0, batch.rows.start, batch.rows.len())?;
             let of_active = self.products(&own, &self.layers.down, batch, false)?;
-            let [of_gate, of_up, active] =
-                self.layers.activation.gradients_and_result(gate, up, &of_active)?;
+            let [of_gate, of_up] = self.layers.activation.gradients(gate, up, &of_active)?;
+            let active = self.layers.activation.apply(gate, up)?;
             let of_rows = || {
                 let through_gate = self.products(&of_gate, &self.layers.gate, batch, false)?;
                 through_gate + self.products(&of_up, &self.layers.up, batch, false)?
