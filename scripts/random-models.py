@@ -62,7 +62,7 @@ def rotary(draw):
 def configuration(draw, bits, only):
     """A configuration that girandole supports, of one family only if it is named."""
     in_4_bits = bits == 4
-    drawn = draw.choice(["llama", "llama", "mistral", "qwen2", "qwen3", "gpt2"] + ([] if bits else ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3"]))
+    drawn = draw.choice(["llama", "llama", "mistral", "qwen2", "qwen3", "gpt2"] + (["mixtral", "qwen2_moe", "qwen3_moe"] + ([] if in_4_bits else ["deepseek_v3"])))
     family = only or drawn
     heads, width = (draw.choice([2, 4]), 64) if in_4_bits else (draw.choice([2, 3, 4, 6, 8]), draw.choice([4, 8, 16]))
     wide = draw.choice([128, 256]) if in_4_bits else draw.choice([20, 36, 60])
@@ -87,10 +87,10 @@ def configuration(draw, bits, only):
         if family == "mixtral":
             # Its rotary embedding takes no width that is left out.
             return transformers.MixtralConfig(**common, head_dim=width, num_local_experts=several, sliding_window=draw.choice([None, 7]))
-        common |= dict(num_experts=several, moe_intermediate_size=draw.choice([12, 20]), norm_topk_prob=draw.random() < 0.5,
+        common |= dict(num_experts=several, moe_intermediate_size=128 if in_4_bits else draw.choice([12, 20]), norm_topk_prob=draw.random() < 0.5,
                        decoder_sparse_step=draw.choice([1, 1, 2]), mlp_only_layers=draw.choice([[], [0], [1]]))
         if family == "qwen2_moe":
-            return transformers.Qwen2MoeConfig(**common, shared_expert_intermediate_size=draw.choice([12, 28]))
+            return transformers.Qwen2MoeConfig(**common, shared_expert_intermediate_size=128 if in_4_bits else draw.choice([12, 28]))
         return transformers.Qwen3MoeConfig(**common, head_dim=width)
     if family == "qwen2":
         window = dict(use_sliding_window=draw.random() < 0.4, sliding_window=5, max_window_layers=draw.choice([0, 1, 2]))
@@ -156,12 +156,17 @@ def adapters(draw, of_variant, model, folder, task):
     if model.config.model_type == "deepseek_v3":
         some, every = [["o_proj"], ["kv_b_proj", "o_proj"], ["kv_a_proj_with_mqa", "kv_b_proj"]], []
     elif hasattr(model.config, "num_experts_per_tok"):
-        # Adapters of experts and routers are refused.
+        # Adapters of routers are refused.
         some = [["q_proj", "v_proj"], ["k_proj", "o_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"]]
         every = []
+    rank, alpha, targets = draw.choice([1, 2, 4]), draw.choice([1, 4, 8]), draw.choice([*every, *some])
+    others = variant(of_variant, model.config, is_gpt2, task)
+    if routers(model) and of_variant.random() < 0.6:
+        # Of experts, which have no magnitudes.
+        weights = ["experts.gate_up_proj", "experts.down_proj"]
+        others |= {"target_parameters": of_variant.choice([weights, weights, weights[:1], weights[1:]]), "use_dora": False}
     config = peft.LoraConfig(
-        r=draw.choice([1, 2, 4]), lora_alpha=draw.choice([1, 4, 8]), target_modules=draw.choice([*every, *some]),
-        task_type="SEQ_CLS" if task else "CAUSAL_LM", fan_in_fan_out=is_gpt2, **variant(of_variant, model.config, is_gpt2, task),
+        r=rank, lora_alpha=alpha, target_modules=targets, task_type="SEQ_CLS" if task else "CAUSAL_LM", fan_in_fan_out=is_gpt2, **others,
     )
     model = peft.get_peft_model(model, config)
     with torch.no_grad():
@@ -285,19 +290,41 @@ def load(folder, bits=None, task=None):
     own = dict(quantization_config=config, device_map={"": "cpu"}) if bits == 4 else {}
     of = transformers.AutoModelForSequenceClassification if task else transformers.AutoModelForCausalLM
     model = of.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", **own)
+    if bits == 4:
+        of_experts(model, in_nf4)
     return in_8_bits(model) if bits == 8 else model
+
+
+def of_experts(model, of):
+    """Replaces the weights of experts, which bitsandbytes leaves as they are, by those of this function."""
+    for module in model.modules():
+        if type(module).__name__.endswith("Experts") and hasattr(module, "gate_up_proj"):
+            for number, (inner, last) in enumerate(zip(module.gate_up_proj.data, module.down_proj.data)):
+                gate, up = inner.chunk(2)
+                module.gate_up_proj.data[number], module.down_proj.data[number] = torch.cat([of(gate), of(up)]), of(last)
+
+
+def in_nf4(weight):
+    from bitsandbytes import functional
+
+    return functional.dequantize_4bit(*functional.quantize_4bit(weight.contiguous(), quant_type="nf4", compress_statistics=True))
+
+
+def rounded_rows(weight):
+    weight = weight.half().float()
+    most = weight.abs().amax(1, keepdim=True)
+    codes = torch.where(most > 0, weight * (127 / most), 0.0).round()
+    return codes * (most * 7.874016e-3)
 
 
 def in_8_bits(model):
     """Rounds the blocks' linear layers to what bitsandbytes' `Linear8bitLt` keeps; its products also round activations."""
+    of_experts(model, rounded_rows)
     for name, module in model.named_modules():
         is_transposed = type(module).__name__ == "Conv1D"
         if not (is_transposed or isinstance(module, torch.nn.Linear)) or not any(part.isdigit() for part in name.split(".")):
             continue
-        weight = (module.weight.T if is_transposed else module.weight).data.half().float()
-        most = weight.abs().amax(1, keepdim=True)
-        codes = torch.where(most > 0, weight * (127 / most), 0.0).round()
-        rounded = codes * (most * 7.874016e-3)
+        rounded = rounded_rows((module.weight.T if is_transposed else module.weight).data)
         module.weight.data = (rounded.T if is_transposed else rounded).contiguous()
     return model
 

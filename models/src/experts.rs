@@ -6,7 +6,7 @@ use candle_core::{Module, Result, Tensor};
 use candle_nn::Init;
 use ops::tape::add;
 use ops::{EXPERT_CORRECTION, Experts, Router, Scoring, cast, scale_rows, sigmoid, wide_dtype};
-use training::build::{Division, Layers, Linear, LinearConfig, Part};
+use training::build::{Division, ExpertConfig, Layers, Linear, LinearConfig, Part};
 
 use crate::feed_forward::FeedForward;
 use crate::names::{self, ExpertNames};
@@ -29,18 +29,11 @@ impl SparseFeedForward {
     pub(crate) fn new(config: &ModelConfig, experts: &ExpertsConfig, part: &Part) -> Result<Self> {
         let ExpertNames { gate, up, down, .. } = names::of_experts(config.family);
         let (hidden, width, gate_part) = (config.hidden_size, experts.width, part.pp("gate"));
-        let expert = |expert: usize| {
-            let of = |name: &str, inputs, outputs, division| {
-                let part = part.pp("experts").pp(expert).pp(name);
-                part.weight_of_expert(&LinearConfig::new(inputs, outputs, division), (expert, experts.count))
-            };
-            let gate = of(gate, hidden, width, Division::Outputs)?;
-            let up = of(up, hidden, width, Division::Outputs)?;
-            let down = of(down, width, hidden, Division::Inputs)?;
-            Ok(gate.zip(up).zip(down).map(|((gate, up), down)| [gate, up, down]))
-        };
-        let weights = (0..experts.count).filter_map(|number| expert(number).transpose());
-        let own = Experts::new(weights.collect::<Result<_>>()?, config.activation)?;
+        let config_of_each = ExpertConfig { names: [gate, up, down], hidden, intermediate: width };
+        let expert =
+            |number: usize| part.pp("experts").pp(number).expert(&config_of_each, (number, experts.count));
+        let own = (0..experts.count).filter_map(|number| expert(number).transpose());
+        let own = Experts::of(own.collect::<Result<_>>()?, config.activation)?;
         let own = match part.layers().experts(experts.count)? {
             None => own,
             Some(divided) => own.divided(divided)?,

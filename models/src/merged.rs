@@ -37,9 +37,9 @@ impl<'a> MergedWeights<'a> {
         let builder = self.weights.tensors(DType::F32, &Device::Cpu);
         let weight = builder.get(dims.as_slice(), name)?;
         let Some(lora) = self.lora else { return Ok(weight) };
-        let layer = name.strip_suffix(".weight").unwrap_or(name);
+        let (layer, _) = lora.adapted(name);
         let mut adapters = HashMap::new();
-        for name in names::of_adapter(layer) {
+        for name in names::of_adapter(&layer) {
             if let Some(dims) = lora.shapes().get(&name) {
                 adapters.insert(name.clone(), builder.get(dims.as_slice(), &name)?);
             }

@@ -78,6 +78,54 @@ impl ModelConfig {
     }
 }
 
+/// Part of the names of all tensors of experts.
+const EXPERTS: &str = ".experts.";
+
+/// Whether a parameter belongs to one of several experts.
+pub(crate) fn is_of_expert(name: &str) -> bool {
+    name.contains(EXPERTS)
+}
+
+/// Names of the weights of a layer's experts where all experts are one tensor, as in `transformers` 5: gate and up, and down. Adapters
+/// of an expert have these names, too, after its number.
+pub(crate) const JOINED: [&str; 2] = ["gate_up_proj", "down_proj"];
+
+/// What belongs to one of several experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OfExpert<'a> {
+    /// The layer that has the experts: `model.layers.0.mlp`.
+    pub(crate) layer: &'a str,
+    /// The expert's number.
+    pub(crate) expert: usize,
+    /// The rest of the name: `gate_proj.weight`.
+    pub(crate) rest: &'a str,
+}
+
+impl<'a> OfExpert<'a> {
+    /// Takes a name apart; `None` if it is not that of an expert's parameter.
+    pub(crate) fn of(name: &'a str) -> Option<Self> {
+        let (layer, rest) = name.split_once(EXPERTS)?;
+        let (expert, rest) = rest.split_once('.')?;
+        Some(Self { layer, expert: expert.parse().ok()?, rest })
+    }
+
+    /// The same of another expert, and another rest.
+    pub(crate) fn with(&self, expert: usize, rest: &str) -> String {
+        format!("{}{EXPERTS}{expert}.{rest}", self.layer)
+    }
+
+    /// The name of the layer in `transformers` 5, whatever the model's files have.
+    pub(crate) fn joined_layer(&self) -> String {
+        let mixtrals = of_experts(Family::Mixtral).block;
+        self.layer.strip_suffix(mixtrals).map_or(self.layer.into(), |before| format!("{before}mlp"))
+    }
+
+    /// The name without a number: that of a parameter of all experts, as targets of adapters have it.
+    pub(crate) fn of_all(&self) -> String {
+        format!("{}{EXPERTS}{}", self.joined_layer(), self.rest)
+    }
+}
+
 /// Whether files store a weight as (inputs, outputs), as GPT-2's `Conv1D` does, where the model has (outputs, inputs).
 pub(crate) fn is_transposed(family: Family, name: &str) -> bool {
     const TURNED: [&str; 4] =
@@ -123,6 +171,9 @@ pub(crate) fn quantized(format: Format) -> &'static str {
         _ => "int8",
     }
 }
+
+/// Part of the names of the scales of a weight in few bits.
+pub(crate) const SCALES: &str = "scales";
 
 /// Formats of weights in few bits.
 pub(crate) const FORMATS: [Format; 3] = [Format::Nf4, Format::Nf4Wide, Format::Int8];

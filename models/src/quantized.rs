@@ -23,7 +23,12 @@ impl Quantized {
         shapes: &BTreeMap<String, Vec<usize>>,
         read: impl FnOnce(&str, &Shape, Format) -> Result<QuantizedMatrix>,
     ) -> Option<Result<Tensor>> {
-        let (layer, part) = name.rsplit_once('.')?;
+        // The scales of an expert's weight are a matrix.
+        let (layer, part) = name
+            .strip_suffix(".weight")
+            .filter(|name| name.ends_with(".scales"))
+            .unwrap_or(name)
+            .rsplit_once('.')?;
         let of =
             |format: Format| Some((format, layer.strip_suffix(names::quantized(format))?.strip_suffix('.')?));
         let (format, layer) = names::FORMATS.into_iter().find_map(of)?;
@@ -31,7 +36,7 @@ impl Quantized {
         let dims = shapes.get(&weight)?;
         let matrix = self.matrix(format, &weight, || read(&weight, &Shape::from(&dims[..]), format));
         Some(matrix.and_then(|matrix| match part {
-            "scales" => Tensor::new(matrix.scales(), &Device::Cpu),
+            names::SCALES => Tensor::new(matrix.scales(), &Device::Cpu),
             _ => Tensor::new(matrix.blocks(), &Device::Cpu),
         }))
     }

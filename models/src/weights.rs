@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Shape, Tensor, Var, bail};
 use candle_nn::var_builder::SimpleBackend;
@@ -17,6 +17,7 @@ use crate::bitsandbytes::Weight;
 use crate::error::TensorMismatches;
 use crate::files::{ADAPTER_TENSORS, CONFIG};
 use crate::folder::Folder;
+use crate::lora::experts::ExpertMatrix;
 use crate::names::{self, PEFT_PREFIX};
 use crate::quantized::Quantized;
 use crate::reading::{gguf, pad_token};
@@ -40,6 +41,8 @@ pub(super) struct Inner {
     pub(super) folder: Option<Folder>,
     /// Previously trained adapters.
     pub(super) adapters: Option<Folder>,
+    /// Those of a layer's experts that were read last, and their name.
+    joined: Mutex<Option<(String, Tensor)>>,
     seed: u64,
     pub(super) quantized: Quantized,
 }
@@ -149,8 +152,8 @@ impl Weights {
         let tensors = Folder::of_file(folder, ADAPTER_TENSORS)?;
         let mut misfits =
             lora.misfits(|name| Some(tensors.entry(&format!("{PEFT_PREFIX}{name}"))?.dims.clone()));
-        let is_known =
-            |name: &str| name.strip_prefix(PEFT_PREFIX).is_some_and(|name| lora.is_in_folder(name));
+        let known = lora.names_in_folder();
+        let is_known = |name: &str| name.strip_prefix(PEFT_PREFIX).is_some_and(|name| known.contains(name));
         misfits.surplus = tensors.names().filter(|name| !is_known(name)).cloned().collect();
         if !misfits.is_empty() {
             return Err(Error::Tensors { folder: folder.into(), misfits: Box::new(misfits) });
@@ -248,7 +251,8 @@ impl From<Inner> for Weights {
 impl Inner {
     /// Weights that are drawn, without a folder and adapters.
     fn random(config: ModelConfig, shapes: BTreeMap<String, Vec<usize>>, seed: u64) -> Self {
-        Self { config, shapes, folder: None, adapters: None, seed, quantized: Quantized::default() }
+        let (joined, quantized) = Default::default();
+        Self { config, shapes, folder: None, adapters: None, joined, seed, quantized }
     }
 
     /// Returns the name under which a parameter is stored: a stage's copy of a tied head is the embedding.
@@ -325,11 +329,38 @@ impl Inner {
             let init = names::adapter_init(name, shape.dims()).unwrap_or(init);
             return self.draw(shape, name, init, dtype);
         };
-        let read = adapters.read(&format!("{PEFT_PREFIX}{name}"), dtype)?;
+        let read = match ExpertMatrix::of(name) {
+            Some(matrix) => self.of_expert(adapters, &matrix, dtype)?,
+            None => adapters.read(&format!("{PEFT_PREFIX}{name}"), dtype)?,
+        };
         if read.shape() != shape {
             bail!("parameter {name} is asked for as {:?}, and is {:?}", shape.dims(), read.dims())
         }
         Ok(read)
+    }
+
+    /// Reads a matrix of an expert's adapter, which the file has joined with those of the layer's other experts.
+    fn of_expert(
+        &self,
+        adapters: &Folder,
+        matrix: &ExpertMatrix<'_>,
+        dtype: DType,
+    ) -> candle_core::Result<Tensor> {
+        let [inner, outer] = [true, false].map(|both| format!("{PEFT_PREFIX}{}", matrix.in_file(both)));
+        let name = if adapters.entry(&inner).is_some() { inner } else { outer };
+        let experts = self.config.experts.as_ref().map_or(0, |experts| experts.count);
+        let mut last = lock(&self.joined);
+        let known = last.as_ref().filter(|(known, read)| *known == name && read.dtype() == dtype);
+        let joined = match known {
+            Some((_, read)) => read.clone(),
+            None => {
+                // Freed before the next ones are read.
+                *last = None;
+                let read = adapters.read(&name, dtype)?;
+                last.insert((name, read)).1.clone()
+            }
+        };
+        matrix.part_of(&joined, experts)
     }
 
     /// Returns the norms of the rows of a weight: the initial magnitudes of its adapter.

@@ -67,13 +67,13 @@ pub use error::{Error, Result};
 pub use graph::activation_bytes;
 pub use kept::SavedBytes;
 pub use op::{
-    AttentionConfig, AttentionMask, DividedExperts, EXPERT_CORRECTION, ExpertExchange, Experts, Gate,
-    GatedMlp, LayerNorm, Linear, LinearCrossEntropyConfig, RmsNorm, Rotary, RotaryConfig, RotaryLayout,
-    RotaryScaling, RouteRecord, Router, Routes, RowsOnTheWay, Scoring, SelfAttention, attention,
-    attention_with_key_mask, binary_cross_entropy, cast, columns, conv2d, correction_moves, cross_entropy,
-    embedding, experts, gated_mlp, geglu, geglu_tanh, gelu, layer_norm, linear, linear_cross_entropy,
-    linear_log_probs, linear_no_bias, log_softmax, max_pool2d, mse, multihead_attention, relu, rms_norm,
-    scale_rows, self_attention, sigmoid, softmax, swiglu, wide_dtype,
+    AttentionConfig, AttentionMask, DividedExperts, EXPERT_CORRECTION, Expert, ExpertAdapter, ExpertExchange,
+    ExpertWeight, Experts, Gate, GatedMlp, LayerNorm, Linear, LinearCrossEntropyConfig, RmsNorm, Rotary,
+    RotaryConfig, RotaryLayout, RotaryScaling, RouteRecord, Router, Routes, RowsOnTheWay, Scoring,
+    SelfAttention, attention, attention_with_key_mask, binary_cross_entropy, cast, columns, conv2d,
+    correction_moves, cross_entropy, embedding, experts, gated_mlp, geglu, geglu_tanh, gelu, layer_norm,
+    linear, linear_cross_entropy, linear_log_probs, linear_no_bias, log_softmax, max_pool2d, mse,
+    multihead_attention, relu, rms_norm, scale_rows, self_attention, sigmoid, softmax, swiglu, wide_dtype,
 };
 pub use precision::{Precision, autocast};
 pub use recompute::{

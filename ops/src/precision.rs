@@ -37,11 +37,16 @@ impl Precision {
     /// This thread's precision, set by the innermost [`autocast`]. Call it from operations that compute in it: a scope in which
     /// none asks has no effect, which is reported.
     pub fn current() -> Self {
-        let precision = CURRENT.with_borrow(|precision| *precision);
+        let precision = Self::of_scope();
         let mut asked = ASKED.get();
         asked[precision as usize] += 1;
         ASKED.set(asked);
         precision
+    }
+
+    /// This thread's precision, for what does not compute in it: unlike [`current`](Self::current) this is no effect of the scope.
+    pub fn of_scope() -> Self {
+        CURRENT.with_borrow(|precision| *precision)
     }
 
     /// As [`autocast`], where it is no mistake that nothing is computed in the scope: around a whole program, of which one
@@ -136,6 +141,8 @@ mod tests {
             assert!(observed(precision, || observed(precision, || ours.forward(&x))).1, "{precision:?}");
         }
         assert!(observed(Precision::F32, || candles.forward(&x)).1);
+        let (seen, had_effect) = observed(Precision::Bf16, Precision::of_scope);
+        assert!(seen == Precision::Bf16 && !had_effect);
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! What the strategies and commands of these crates share, and a training program does not need: files that appear complete or not at
 //! all ([`AtomicFile`], [`TensorWriter`]) and are checked before they are used ([`open_input`], [`tensor_header`]), whose backward
-//! pass runs ([`backward_of`]), sums of gradients ([`GradSums`]), the steps of clipping, positions of a shard's elements ([`Runs`]),
+//! pass runs ([`backward_of`]), sums of gradients ([`GradSums`]), variables that get their values back ([`KeptVars`]), the steps of clipping, positions of a shard's elements ([`Runs`]),
 //! functions of the matrices in a tensor ([`map_matrices`]).
 
 pub use crate::backward_owner::{BackwardOwner, backward_of, backward_owner};
@@ -11,7 +11,7 @@ pub use crate::file::{
 };
 pub use crate::file_error::first_line;
 pub use crate::grad_sums::GradSums;
-pub use crate::gradient_check::{CheckedLoss, CheckedPart, check_gradient_of};
+pub use crate::gradient_check::{CheckedLoss, CheckedPart, KeptVars, check_gradient_of};
 pub use crate::optimizer::map_matrices;
 pub use crate::runs::Runs;
 pub use crate::state::{is_buffer, known_buffers};

@@ -27,7 +27,8 @@ pub(super) struct AdapterOptions {
     lora_alpha: Option<f64>,
     /// Layers with adapters
     ///
-    /// The ends of their names, such as q_proj; all-linear stands for all linear layers but the output.
+    /// The ends of their names, such as q_proj; all-linear stands for all linear layers but the output and experts. Those of experts
+    /// are experts.gate_up_proj and experts.down_proj.
     #[arg(
         long,
         value_name = "NAME",
@@ -200,13 +201,13 @@ fn check_base(format: Format, model: &ModelConfig, options: &TrainOptions) -> Re
         return refuse("--base-bits", bits.to_string(), help);
     }
     let Some(layout) = &options.mesh else { return Ok(()) };
-    let widths = [model.num_heads * model.head_dim, model.intermediate_size];
-    match widths.into_iter().find(|width| !(width / block).is_multiple_of(layout.tp)) {
+    let is_odd = |(_, width): &(&str, usize)| !(width / block).is_multiple_of(layout.tp);
+    match model.divided_inputs().into_iter().find(is_odd) {
         None => Ok(()),
-        Some(width) => {
+        Some((field, width)) => {
             let (blocks, tp) = (width / block, layout.tp);
             let help = format!(
-                "a width of {width} in {bits} bits is {blocks} blocks of {block}, which cannot be divided over tp={tp} ranks"
+                "{field} of {width} in {bits} bits is {blocks} blocks of {block}, which cannot be divided over tp={tp} ranks"
             );
             refuse("--mesh", layout.to_string(), help)
         }

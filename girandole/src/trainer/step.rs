@@ -184,7 +184,7 @@ impl<M: Model> Parallel<M> {
         self.note(step)
     }
 
-    fn forward_backward(&mut self, batch: Result<Batch>) -> Result<Step> {
+    pub(crate) fn forward_backward(&mut self, batch: Result<Batch>) -> Result<Step> {
         let Prepared { batch, parts, total, loss_factor, .. } = self.prepare(batch, usize::MAX)?;
         self.steps += 1;
         let asked = Documents::asked();

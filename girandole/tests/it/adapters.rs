@@ -177,6 +177,37 @@ fn adapters_beside_divided_experts() {
     }
 }
 
+/// Experts have adapters of their own, also beside weights in few bits, and every layout has the losses of one process.
+#[test]
+fn adapters_of_experts_in_every_layout() {
+    let json = r#"{"model_type": "qwen3_moe", "head_dim": 32, "vocab_size": 48, "hidden_size": 64, "intermediate_size": 128,
+        "moe_intermediate_size": 128, "num_experts": 5, "num_experts_per_tok": 2, "mlp_only_layers": [0], "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_act": "silu", "max_position_embeddings": 16,
+        "rms_norm_eps": 1e-5, "initializer_range": 0.2, "tie_word_embeddings": true, "rope_theta": 10000.0}"#;
+    let model = ModelConfig::from_json(json).unwrap();
+    let targets = ["all-linear", "experts.gate_up_proj", "experts.down_proj"].map(String::from).into();
+    let config = LoraConfig { rank: 4, targets, ..LoraConfig::default() };
+    let wide = Lora::new(&config, &model).unwrap();
+    let without = Lora::new(&LoraConfig { rank: 4, ..LoraConfig::default() }, &model).unwrap();
+    let gap = |a: &Trained, b: &Trained| (a.losses[5] - b.losses[5]).abs();
+    let expected = train_as("", Some(&wide), &model, false);
+    assert!(gap(&train_as("", Some(&without), &model, false), &expected) > 1e-3);
+    for lora in [wide.clone(), wide.quantized(Format::Nf4).unwrap(), wide.quantized(Format::Int8).unwrap()] {
+        let own = train_as("", Some(&lora), &model, false);
+        assert!(
+            own.losses[5] < own.losses[0] && (lora.base_format().is_none() || gap(&own, &expected) > 1e-6)
+        );
+        let layouts = [
+            "dp=2", "shard=2", "tp=2", "pp=2", "ep=2", "dp=2,ep=2", "shard=2,ep=2", "pp=2,ep=2", "ep=2,tp=2",
+            "cp=2,ep=2", "ep=4",
+        ];
+        for layout in layouts {
+            assert_equal(layout, &train_as(layout, Some(&lora), &model, false), &own);
+        }
+        assert_equal("tp=2 along sequences", &train_as("tp=2", Some(&lora), &model, true), &own);
+    }
+}
+
 #[test]
 fn frozen_parts_in_every_layout() {
     for tied in [false, true] {

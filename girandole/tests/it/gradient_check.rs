@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Module, Result, Tensor};
+use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use candle_nn::loss;
 use girandole::comm::Local;
-use girandole::ops::{LayerNorm, layer_norm};
+use girandole::ops::{LayerNorm, Precision, autocast, layer_norm};
 use girandole::trainer::{Data, NoObserver, TrainConfig, Trainer};
 use girandole::training::build::{Builder, Division, Linear, LinearConfig, Model, Unit, Units};
 use girandole::training::{GradientCheck, GradientCheckConfig, OnMissingGradient};
@@ -161,5 +161,65 @@ fn what_is_lost_is_named_in_every_layout() {
     let off = GradientCheckConfig { on_lost: OnMissingGradient::Ignore, ..GradientCheckConfig::default() };
     for quiet in [never, TrainConfig { gradient_check: off, ..config }] {
         assert!(train("", true, &quiet)[0].is_ok());
+    }
+}
+
+/// What a layer adds for the difference of two inputs that bf16 cannot tell apart.
+struct Difference {
+    layer: Linear,
+}
+
+impl Module for Difference {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let next = self.layer.forward(&x.affine(1.0 + 1.0 / 1024.0, 0.0)?)?;
+        x + (next - self.layer.forward(x)?)?.affine(1024.0, 0.0)
+    }
+}
+
+struct Differences(Unit<Difference>);
+
+impl Units for Differences {
+    fn units(&self) -> Vec<&dyn Module> {
+        vec![&self.0]
+    }
+}
+
+impl Model for Differences {
+    fn output_loss(output: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        loss::mse(output, targets)
+    }
+}
+
+/// A gradient that 16 bits round to zero is not lost: backward does find it in f32.
+#[test]
+fn a_gradient_that_is_zero_in_16_bits_is_not_lost() {
+    for layout in ["", "dp=2", "shard=2"] {
+        let layout: Layout = layout.parse().unwrap();
+        let x = Tensor::arange(1f32, 33.0, &Device::Cpu).unwrap().affine(0.125, 0.0).unwrap();
+        let batch: Batch = (x.reshape((4, 8)).unwrap(), x.reshape((4, 8)).unwrap().sqr().unwrap()).into();
+        let ranks = Local::run_shared(layout.ranks(), |comm| {
+            let build = |builder: &Builder| {
+                let config = LinearConfig::new(8, 8, Division::Whole);
+                let unit =
+                    builder.unit("", |part| Ok(Difference { layer: part.pp("layer").linear(&config)? }));
+                unit.map(Differences)
+            };
+            let settings = ParallelConfig::default();
+            let mut model = Parallel::new(comm, &layout, InitialWeights::seed(1), &settings, build)?;
+            autocast(Precision::Bf16, || {
+                let step = model.step_batch(&batch)?;
+                let largest = |var: &Var| step.grads.get(var).unwrap().abs()?.max_all()?.to_scalar::<f32>();
+                for (name, var) in model.named_vars() {
+                    assert_eq!(largest(&var)?, 0.0, "{name}");
+                }
+                let before = bits(&model);
+                let check = model.check_gradient(&batch, &step, &GradientCheckConfig::default())?;
+                assert!(bits(&model) == before && model.step_batch(&batch)?.loss == step.loss);
+                Ok(check)
+            })
+        });
+        for check in ranks.unwrap() {
+            assert!(check.lost.is_empty() && check.undecided.is_empty(), "{layout}: {check:?}");
+        }
     }
 }

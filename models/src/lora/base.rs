@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use candle_core::{DType, Module, Tensor};
 use candle_nn::{Init, VarBuilder};
-use ops::quantized::{Format, QuantizedMatrix};
+use ops::quantized::{Format, QuantizedMatrix, QuantizedPart};
 use training::build::{Division, Layers, Linear, LinearConfig};
 
 use super::Lora;
 use super::product::{Matrix, Product};
 use crate::names;
 use crate::shapes::shapes_of;
-use crate::{Error, Result};
+use crate::{Error, Family, ModelConfig, Result};
 
 impl Lora {
     /// Returns the same adapters on a base in 4 or 8 bits: the weights of all linear layers of the blocks are quantized as
@@ -20,7 +20,7 @@ impl Lora {
     /// they were.
     ///
     /// # Errors
-    /// A model with experts; with 4 bits, a width that blocks of 64 numbers do not divide.
+    /// With 4 bits, a width that blocks of 64 numbers do not divide.
     ///
     /// # Source
     /// Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs" (2023).
@@ -29,21 +29,8 @@ impl Lora {
             Err(Error::Invalid { what: "a base in few bits", field, got: got.to_string(), help })
         };
         let model = &self.model;
-        if let Some(experts) = &model.experts {
-            return refuse(
-                "num_experts",
-                experts.count,
-                "experts have no 4 or 8 bits so far: train it without",
-            );
-        }
-        let widths = [
-            ("hidden_size", model.hidden_size),
-            ("num_attention_heads * head_dim", model.num_heads * model.head_dim),
-            ("intermediate_size", model.intermediate_size),
-        ];
-        if let Some((field, width)) =
-            widths.into_iter().find(|(_, width)| !width.is_multiple_of(format.block()))
-        {
+        let is_odd = |(_, width): &(&str, usize)| !width.is_multiple_of(format.block());
+        if let Some((field, width)) = widths_of_inputs(model).into_iter().find(is_odd) {
             let help = "it must be a multiple of 64, the numbers of a block of 4 bits: train it in 8 bits, or without";
             return refuse(field, width, help);
         }
@@ -52,17 +39,19 @@ impl Lora {
 
     /// Returns the same adapters on a base of which all linear layers are in this format, as the configuration of a folder says that
     /// transformers saved with bitsandbytes ([`ModelConfig::base_format`](crate::ModelConfig::base_format)): for a plan. Where rows are no
-    /// whole blocks, the base is in numbers; experts always are.
+    /// whole blocks, the base is in numbers; experts always are, since neither quantizes them.
     ///
     /// # Errors
     /// candle's.
     pub fn planned_in(&self, format: Format) -> Result<Self> {
-        let (model, block) = (&self.model, format.block());
-        let widths = [model.hidden_size, model.num_heads * model.head_dim, model.intermediate_size];
-        match widths.iter().all(|width| width.is_multiple_of(block)) {
-            true => self.in_format(format),
-            false => Ok(self.clone()),
+        let is_even = |(_, width): &(&str, usize)| width.is_multiple_of(format.block());
+        if !widths_of_inputs(&self.model).iter().all(is_even) {
+            return Ok(self.clone());
         }
+        let mut lora = self.in_format(format)?;
+        let (wide, quantized) = lora.quantized.into_iter().partition(|name| names::is_of_expert(name));
+        (lora.quantized, lora.wide) = (quantized, wide);
+        Ok(lora)
     }
 
     fn in_format(&self, format: Format) -> Result<Self> {
@@ -138,22 +127,63 @@ pub(super) fn quantized_weight(
     vb: &VarBuilder<'static>,
     config: &LinearConfig,
 ) -> candle_core::Result<Product> {
-    let &LinearConfig { inputs, outputs, division, groups, .. } = config;
-    let (ranks, block) = (layers.ranks(), format.block());
-    let (per_row, bytes) = (inputs / block, format.row_bytes(inputs)?);
-    if division == Division::Inputs && !per_row.is_multiple_of(ranks) {
+    check_divisible(format, layers, vb, config)?;
+    let part = vb.pp(names::quantized(format)).to_dtype(DType::U8);
+    let bytes = format.row_bytes(config.inputs)?;
+    let blocks = layers.weight(&part, &LinearConfig { inputs: bytes, ..config.clone() })?;
+    let len = format.scale_bytes(config.outputs, config.inputs);
+    let scales = part.get_with_hints(len, "scales", Init::Const(0.0))?;
+    let matrix = Matrix::Quantized(part_of(format, (blocks, scales), layers, config)?);
+    Ok(Product { matrix, division: config.division, layers: layers.clone() })
+}
+
+/// Makes this rank's part of a frozen weight of one expert out of so many in few bits; `None` if it is another rank's.
+pub(super) fn quantized_weight_of_expert(
+    format: Format,
+    layers: &Arc<dyn Layers>,
+    vb: &VarBuilder<'static>,
+    config: &LinearConfig,
+    expert: (usize, usize),
+) -> candle_core::Result<Option<QuantizedPart>> {
+    check_divisible(format, layers, vb, config)?;
+    let part = vb.pp(names::quantized(format)).to_dtype(DType::U8);
+    let of_blocks = LinearConfig { inputs: format.row_bytes(config.inputs)?, ..config.clone() };
+    let blocks = layers.weight_of_expert(&part, &of_blocks, expert)?;
+    // As a matrix, since ranks with other experts do not have them either.
+    let len = format.scale_bytes(config.outputs, config.inputs);
+    let of_scales = LinearConfig { frozen: true, ..LinearConfig::new(len, 1, Division::Whole) };
+    let scales = layers.weight_of_expert(&part.pp(names::SCALES), &of_scales, expert)?;
+    blocks.zip(scales).map(|tensors| part_of(format, tensors, layers, config)).transpose()
+}
+
+/// Refuses a weight whose rows cannot be divided over ranks.
+fn check_divisible(
+    format: Format,
+    layers: &Arc<dyn Layers>,
+    vb: &VarBuilder<'static>,
+    config: &LinearConfig,
+) -> candle_core::Result<()> {
+    let (inputs, ranks, block) = (config.inputs, layers.ranks(), format.block());
+    let per_row = inputs / block;
+    if config.division == Division::Inputs && !per_row.is_multiple_of(ranks) {
         let layer = vb.prefix();
         candle_core::bail!(
             "{layer}: {inputs} inputs in few bits are {per_row} blocks of {block}, which cannot be divided over {ranks} tensor-parallel ranks \
              (tp={ranks} of a layout)"
         )
     }
-    let part = vb.pp(names::quantized(format)).to_dtype(DType::U8);
-    let blocks = layers.weight(&part, &LinearConfig { inputs: bytes, ..config.clone() })?;
-    let len = format.scale_bytes(outputs, inputs);
-    let scales = part.get_with_hints(len, "scales", Init::Const(0.0))?;
-    let (own, scales_of) = (blocks.dim(0)?, scales);
-    let scales = format.scales_per_row(inputs);
+    Ok(())
+}
+
+/// Returns this rank's part of a weight, of its blocks and the scales of all.
+fn part_of(
+    format: Format,
+    (blocks, scales_of): (Tensor, Tensor),
+    layers: &Arc<dyn Layers>,
+    config: &LinearConfig,
+) -> candle_core::Result<QuantizedPart> {
+    let &LinearConfig { inputs, outputs, division, groups, .. } = config;
+    let (ranks, own, scales) = (layers.ranks(), blocks.dim(0)?, format.scales_per_row(inputs));
     let first = |row: usize| match division {
         Division::Whole => row * scales,
         // A row with one scale has it in each part.
@@ -164,9 +194,42 @@ pub(super) fn quantized_weight(
             row * scales
         }
     };
-    let rows = (0..own).map(first).collect();
-    let matrix = Matrix::Quantized { format, blocks, scales: scales_of, rows };
-    Ok(Product { matrix, division, layers: layers.clone() })
+    Ok(QuantizedPart { format, blocks, scales: scales_of, rows: (0..own).map(first).collect() })
+}
+
+/// Returns the numbers of inputs of the linear layers in a model's blocks, each with the field of `config.json` that gives it.
+fn widths_of_inputs(model: &ModelConfig) -> Vec<(&'static str, usize)> {
+    let mut widths = vec![("hidden_size", model.hidden_size)];
+    if let Some(latent) = &model.latent {
+        widths.extend(latent.query_rank.map(|rank| ("q_lora_rank", rank)));
+        widths.push(("kv_lora_rank", latent.key_rank));
+    }
+    widths.extend(model.divided_inputs());
+    widths
+}
+
+impl ModelConfig {
+    /// Returns the numbers of inputs of those linear layers in the blocks that tensor parallelism divides by inputs, each with the field of
+    /// `config.json` that gives it: the outputs of attention, and of the kinds of feed-forward layers that the model has.
+    pub fn divided_inputs(&self) -> Vec<(&'static str, usize)> {
+        let mut widths = vec![match &self.latent {
+            None => ("num_attention_heads * head_dim", self.num_heads * self.head_dim),
+            Some(latent) => ("num_attention_heads * v_head_dim", self.num_heads * latent.value_dim),
+        }];
+        let has = |kind: bool| self.experts.as_ref().is_some_and(|experts| experts.layers.contains(&kind));
+        if self.experts.is_none() || has(false) {
+            widths.push(("intermediate_size", self.intermediate_size));
+        }
+        if let Some(experts) = self.experts.as_ref().filter(|_| has(true)) {
+            let is_mixtral = self.family == Family::Mixtral;
+            widths.push((
+                if is_mixtral { "intermediate_size" } else { "moe_intermediate_size" },
+                experts.width,
+            ));
+            widths.extend(experts.shared_width.map(|width| ("shared_expert_intermediate_size", width)));
+        }
+        widths
+    }
 }
 
 impl Module for QuantizedLayer {

@@ -1,5 +1,6 @@
 //! LoRA configuration, and its form in `adapter_config.json`.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -9,9 +10,10 @@ use serde_json::{Map, Value, json};
 
 use crate::config::Fields;
 use crate::files::ADAPTER_CONFIG;
+use crate::names::{self, JOINED, OfExpert};
 use crate::{Error, ModelConfig, Result};
 
-/// Target name for all linear layers except the head.
+/// Target name for all linear layers except the head and experts.
 pub(super) const ALL: &str = "all-linear";
 
 /// Fields that have no effect here.
@@ -43,8 +45,8 @@ pub struct LoraConfig {
     pub alpha: f64,
     /// Alphas of layers that have another one, by pattern, as [`rank_pattern`](Self::rank_pattern). Default: none.
     pub alpha_pattern: BTreeMap<String, f64>,
-    /// Layers with an adapter, by the last parts of their names; "all-linear" stands for all except the head. Default:
-    /// "all-linear".
+    /// Layers with an adapter, by the last parts of their names; "all-linear" stands for all except the head and experts. Of experts,
+    /// `experts.gate_up_proj` and `experts.down_proj` have one, as `target_parameters` of peft. Default: "all-linear".
     pub targets: Vec<String>,
     /// Whether the scale is alpha over the square root of the rank (rsLoRA), instead of alpha over the rank: updates then have
     /// the same size whatever the rank is. Default: false.
@@ -138,6 +140,19 @@ impl LoraConfig {
         Ok(())
     }
 
+    /// Refuses adapters of experts with what those have not.
+    pub(super) fn check_experts(&self) -> Result<()> {
+        let refuse = |field, got: String| {
+            let help = "adapters of experts have neither dropout nor magnitudes (nor have they in peft): leave experts out of the targets, or train without";
+            Err(Error::Invalid { what: "LoraConfig", field, got, help })
+        };
+        match self.targets.iter().any(|target| is_of_experts(target)) {
+            true if self.dropout > 0.0 => refuse("dropout", self.dropout.to_string()),
+            true if self.dora => refuse("dora", "true".into()),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the patterns of ranks and alphas, each with the field that it is in.
     pub(super) fn patterns(&self) -> impl Iterator<Item = (&'static str, &String)> {
         let ranks = self.rank_pattern.keys().map(|pattern| ("rank_pattern", pattern));
@@ -146,7 +161,13 @@ impl LoraConfig {
 
     /// Returns whether a layer has an adapter.
     pub(super) fn is_target(&self, layer: &str) -> bool {
-        self.targets.iter().any(|target| target == ALL || ends_with_target(target, layer))
+        let is_of_expert = names::is_of_expert(layer);
+        self.targets.iter().any(|target| ends_with_target(target, layer) || (target == ALL && !is_of_expert))
+    }
+
+    /// Splits the targets into those that are layers by themselves, and those of experts.
+    fn targets_by_kind(&self) -> (Vec<&String>, Vec<&String>) {
+        self.targets.iter().partition(|target| !is_of_experts(target))
     }
 
     /// Reads `adapter_config.json` of adapters of a model.
@@ -171,7 +192,9 @@ impl LoraConfig {
         let by_root = fields.flag("use_rslora", false)?;
         let dora = fields.flag("use_dora", false)?;
         let dropout = fields.probability("lora_dropout", 0.0)?;
-        let targets = match fields.value("target_modules") {
+        let of_experts = experts_of(&mut fields)?;
+        let mut targets = match fields.value("target_modules") {
+            None if !of_experts.is_empty() => Vec::new(),
             None => return Err(fields.config_error("target_modules", "missing", "give the names of layers")),
             Some(Value::String(all)) if all == ALL => default.targets,
             Some(other) => match names_of(other) {
@@ -182,6 +205,7 @@ impl LoraConfig {
                 }
             },
         };
+        targets.extend(of_experts);
         let save_modules = saved_of(&mut fields, model)?;
         for note in fields.finish()? {
             tracing::warn!("{ADAPTER_CONFIG}: {note}");
@@ -204,10 +228,11 @@ impl LoraConfig {
 
     /// Returns the `adapter_config.json` that `peft` reads.
     pub(super) fn json(&self, model: &ModelConfig, base: Option<&Path>) -> Value {
-        let targets = match &self.targets[..] {
+        let (modules, of_experts) = self.targets_by_kind();
+        let modules = match modules.iter().any(|target| *target == ALL) {
             // In a list, peft takes it for the name of a layer.
-            targets if targets.iter().any(|target| target == ALL) => json!(ALL),
-            targets => json!(targets),
+            true => json!(ALL),
+            false => json!(modules),
         };
         json!({
             "alpha_pattern": self.alpha_pattern,
@@ -228,11 +253,39 @@ impl LoraConfig {
             "peft_type": "LORA",
             "r": self.rank,
             "rank_pattern": self.rank_pattern,
-            "target_modules": targets,
+            "target_modules": modules,
+            "target_parameters": if of_experts.is_empty() { Value::Null } else { json!(of_experts) },
             "task_type": if model.labels.is_some() { "SEQ_CLS" } else { "CAUSAL_LM" },
             "use_dora": self.dora,
             "use_rslora": self.by_root,
         })
+    }
+}
+
+/// Whether a target is a weight of experts.
+pub(super) fn is_of_experts(target: &str) -> bool {
+    JOINED.iter().any(|weight| ends_with(&format!("experts.{weight}"), target))
+}
+
+/// Returns the name of a layer without the number of an expert.
+fn of_all_experts(layer: &str) -> Cow<'_, str> {
+    OfExpert::of(layer).map_or(layer.into(), |of| of.of_all().into())
+}
+
+/// Reads the parameters with an adapter: weights of experts, of which peft may have the last part of the name alone.
+fn experts_of(fields: &mut Fields<'_>) -> Result<Vec<String>> {
+    let Some(value) = fields.value("target_parameters") else { return Ok(Vec::new()) };
+    let named = |name: String| match JOINED.contains(&&*name) {
+        true => format!("experts.{name}"),
+        false => name,
+    };
+    let names = names_of(value).map(|names| names.into_iter().map(named).collect::<Vec<_>>());
+    match names.filter(|names| names.iter().all(|name| is_of_experts(name))) {
+        Some(names) => Ok(names),
+        None => {
+            let help = "supported are the weights of experts: experts.gate_up_proj and experts.down_proj";
+            Err(fields.invalid_value("target_parameters", value, help))
+        }
     }
 }
 
@@ -284,6 +337,7 @@ fn of_pattern<T: Copy>(patterns: &BTreeMap<String, T>, layer: &str) -> Option<T>
 
 /// Whether a pattern matches a layer's name, or the end of it that follows a dot.
 pub(super) fn matches(pattern: &str, layer: &str) -> bool {
+    let layer = of_all_experts(layer);
     expression(pattern).is_some_and(|expression| expression.is_match(layer.as_bytes()))
 }
 
@@ -292,9 +346,16 @@ fn expression(pattern: &str) -> Option<regex::bytes::Regex> {
     RegexBuilder::new(&format!(r"^(.*\.)?({pattern})$")).unicode(false).build().ok()
 }
 
-/// Returns whether a layer's name ends with a target, at a dot.
+/// Returns whether a layer's name ends with a target, at a dot. The layer of an expert is that of all of them, and only a target of experts
+/// is one of theirs.
 pub(super) fn ends_with_target(target: &str, layer: &str) -> bool {
-    layer.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+    let is_of_kind = !names::is_of_expert(layer) || is_of_experts(target);
+    is_of_kind && ends_with(target, &of_all_experts(layer))
+}
+
+/// Returns whether a name ends with another, at a dot.
+fn ends_with(end: &str, name: &str) -> bool {
+    name.strip_suffix(end).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Folder of adapters in the format of `peft`: loading and saving.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::Path;
 
@@ -8,6 +8,7 @@ use candle_core::Tensor;
 use serde_json::{Map, Value};
 use training::internal::{AtomicFile, write_output, write_tensors};
 
+use super::experts::ExpertMatrix;
 use super::{Lora, LoraConfig};
 use crate::error::TensorMismatches;
 use crate::files::{ADAPTER_CONFIG, ADAPTER_TENSORS, CONFIG};
@@ -21,7 +22,7 @@ impl Lora {
     ///
     /// # Errors
     /// Files that cannot be read; fields that are not supported; targets of which none matches a layer of the model, or one the
-    /// embedding, the head, a norm, a router or an expert.
+    /// embedding, the head, a norm or a router.
     pub fn from_folder(folder: &Path, model: &ModelConfig) -> Result<Self> {
         let path = folder.join(ADAPTER_CONFIG);
         let bytes = Error::read(&path)?;
@@ -59,6 +60,7 @@ impl Lora {
     pub fn save(&self, folder: &Path, parameters: impl IntoIterator<Item = (String, Tensor)>) -> Result<()> {
         let mut tensors: HashMap<String, Tensor> =
             parameters.into_iter().filter(|(name, _)| self.trains(name)).collect();
+        self.join_experts(&mut tensors)?;
         // A tied embedding and head are in the file both.
         for (name, copy) in self.model.ties() {
             if let (Some(tensor), true) = (tensors.get(&name), self.trains(&name)) {
@@ -90,18 +92,51 @@ impl Lora {
         write(ADAPTER_CONFIG, self.config.json(&self.model, self.base.as_deref()))
     }
 
+    /// Puts those of a layer's experts into the place of each, if there are all of them.
+    fn join_experts(&self, tensors: &mut HashMap<String, Tensor>) -> Result<()> {
+        let count = self.experts();
+        let firsts: Vec<String> =
+            tensors.keys().filter(|name| self.in_file(name) != **name).cloned().collect();
+        for name in firsts {
+            let Some(matrix) = ExpertMatrix::of(&name).filter(|matrix| matrix.expert() == 0) else {
+                continue;
+            };
+            let own = (0..count).map(|expert| tensors.remove(&matrix.of_expert(expert)));
+            if let Some(own) = own.collect::<Option<Vec<_>>>() {
+                tensors.insert(self.in_file(&name), matrix.joined(&own)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the number of experts of a layer that has some.
+    fn experts(&self) -> usize {
+        self.model.experts.as_ref().map_or(0, |experts| experts.count)
+    }
+
+    /// Returns the name of a parameter in a folder, which of experts is that of all.
+    pub(crate) fn in_file(&self, name: &str) -> String {
+        let Some(matrix) = ExpertMatrix::of(name) else { return name.into() };
+        matrix.in_file(self.shapes.contains_key(&matrix.other()))
+    }
+
     /// Returns names and shapes of the tensors in a folder of these adapters.
     fn in_folder(&self) -> BTreeMap<String, Vec<usize>> {
-        let mut all = self.shapes.clone();
+        let in_file = |(name, dims): (&String, &Vec<usize>)| {
+            let dims = ExpertMatrix::of(name)
+                .map_or(dims.clone(), |matrix| matrix.dims_in_file(dims, self.experts()));
+            (self.in_file(name), dims)
+        };
+        let mut all: BTreeMap<String, Vec<usize>> = self.shapes.iter().map(in_file).collect();
         for (name, copy) in self.model.ties() {
             all.extend(self.shapes.get(&name).map(|dims| (copy, dims.clone())));
         }
         all
     }
 
-    /// Returns whether a folder of these adapters has a tensor of this name.
-    pub(crate) fn is_in_folder(&self, name: &str) -> bool {
-        self.shapes.contains_key(name) || self.saved.contains(name)
+    /// Returns the names of the tensors that a folder of these adapters may have.
+    pub(crate) fn names_in_folder(&self) -> BTreeSet<String> {
+        self.in_folder().into_keys().chain(self.saved.iter().cloned()).collect()
     }
 
     /// Returns the trained parameters for which `dims` returns `None` or another shape.

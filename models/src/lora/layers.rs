@@ -7,14 +7,15 @@ use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use ops::quantized::Format;
 use ops::tape::{add, scale};
-use training::build::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
+use ops::{Expert, ExpertAdapter, ExpertWeight};
+use training::build::{Division, ExpertConfig, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
 
 use super::LoraConfig;
-use super::base::{quantized_linear, quantized_weight};
+use super::base::{quantized_linear, quantized_weight, quantized_weight_of_expert};
 use super::dora::DoraLinear;
 use super::dropout::AdapterDropout;
 use super::product::frozen_weight;
-use crate::names::ADAPTER;
+use crate::names::{ADAPTER, JOINED};
 
 /// Layer factory that freezes all layers and adds adapters to the targets.
 pub(super) struct LoraLayers {
@@ -75,6 +76,32 @@ impl Layers for LoraLayers {
         self.inner.weight_of_expert(vb, &config, expert)
     }
 
+    fn expert(
+        &self,
+        vb: &VarBuilder<'static>,
+        config: &ExpertConfig,
+        expert: (usize, usize),
+    ) -> Result<Option<Expert>> {
+        let weight = |(name, layer): (&str, LinearConfig)| {
+            let (vb, frozen) = (vb.pp(name), LinearConfig { frozen: true, ..layer });
+            Ok::<_, candle_core::Error>(match self.format_of(&vb) {
+                Some(format) => quantized_weight_of_expert(format, &self.inner, &vb, &frozen, expert)?
+                    .map(ExpertWeight::Quantized),
+                None => self.inner.weight_of_expert(&vb, &frozen, expert)?.map(ExpertWeight::Wide),
+            })
+        };
+        let [gate, up, down] = config.layers().map(weight);
+        let own = gate?.zip(up?).zip(down?).map(|((gate, up), down)| Expert::new([gate, up, down]));
+        let (hidden, intermediate) = (config.hidden, config.intermediate);
+        let gate_up =
+            LinearConfig { groups: 2, ..LinearConfig::new(hidden, 2 * intermediate, Division::Outputs) };
+        let down = LinearConfig::new(intermediate, hidden, Division::Inputs);
+        let [gate_up, down] = [(JOINED[0], gate_up), (JOINED[1], down)]
+            .map(|(name, layer)| self.adapter_of_expert(&vb.pp(name), &layer, expert));
+        let (gate_up_adapter, down_adapter) = (gate_up?, down?);
+        Ok(own.map(|own| Expert { gate_up_adapter, down_adapter, ..own }))
+    }
+
     fn linear(&self, vb: &VarBuilder<'static>, config: &LinearConfig) -> Result<Linear> {
         let frozen = LinearConfig { frozen: true, ..config.clone() };
         let is_target = self.config.is_target(&vb.prefix());
@@ -110,6 +137,32 @@ impl LoraLayers {
     /// Returns how the weight of a linear layer is held, if it is quantized.
     fn format_of(&self, vb: &VarBuilder<'static>) -> Option<Format> {
         self.format.filter(|_| !self.wide.contains(&format!("{}.weight", vb.prefix())))
+    }
+
+    /// Makes the adapter of a layer of one expert out of so many; `None` if it has none, or is another rank's.
+    fn adapter_of_expert(
+        &self,
+        vb: &VarBuilder<'static>,
+        config: &LinearConfig,
+        expert: (usize, usize),
+    ) -> Result<Option<ExpertAdapter>> {
+        let layer = vb.prefix();
+        if !self.config.is_target(&layer) {
+            return Ok(None);
+        }
+        let (rank, scale) = (self.config.rank_of(&layer), self.config.scale_of(&layer));
+        let [first, second] = of_matrices(config.division);
+        let dtype = self.config.dtype.unwrap_or(vb.dtype());
+        let matrix = |name: &str, config: &LinearConfig| {
+            let part = vb.pp(name).to_dtype(dtype);
+            // Each rank applies a whole matrix to its part of the expert alone.
+            let part = if config.division == Division::Whole { self.inner.of_heads(&part) } else { part };
+            self.inner.weight_of_expert(&part, config, expert)
+        };
+        let a = matrix(ADAPTER[0], &LinearConfig::new(config.inputs, rank, first))?;
+        let b = LinearConfig { groups: config.groups, ..LinearConfig::new(rank, config.outputs, second) };
+        let b = matrix(ADAPTER[1], &b)?;
+        Ok(a.zip(b).map(|(a, b)| ExpertAdapter { a, b, scale }))
     }
 
     /// Makes a layer of a frozen weight and an adapter with magnitudes.

@@ -4,6 +4,7 @@ mod base;
 mod config;
 mod dora;
 mod dropout;
+pub(crate) mod experts;
 mod folder;
 mod layers;
 mod product;
@@ -77,8 +78,8 @@ impl Lora {
     /// Defines the adapters for a model.
     ///
     /// # Errors
-    /// A rank of 0; a target that is the embedding, the head, a norm, a router or an expert; a target or a pattern that matches no layer of the
-    /// model: the error lists the layers' names.
+    /// A rank of 0; a target that is the embedding, the head, a norm or a router; adapters of experts with dropout or magnitudes; a target
+    /// or a pattern that matches no layer of the model: the error lists the layers' names.
     pub fn new(config: &LoraConfig, model: &ModelConfig) -> Result<Self> {
         let (lora, unknown) = Self::with_known_targets(config, model)?;
         lora.check_targets(unknown.first())?;
@@ -103,6 +104,7 @@ impl Lora {
     fn with_known_targets(config: &LoraConfig, model: &ModelConfig) -> Result<(Self, Vec<String>)> {
         config.validate()?;
         let (mut config, model) = (config.clone(), model.clone());
+        config.check_experts()?;
         if model.labels.is_some() && !config.save_modules.iter().any(|module| module == names::SCORE_MODULE) {
             config.save_modules.push(names::SCORE_MODULE.into());
         }
@@ -131,7 +133,7 @@ impl Lora {
             others.any(|name| config::ends_with_target(&format!("{target}.weight"), name))
         };
         if let Some(target) = unused.iter().find(is_another) {
-            let help = "adapters of the embedding, the head, norms, routers and experts are not supported; name linear layers";
+            let help = "adapters of the embedding, the head, norms and routers are not supported; name linear layers";
             return Err(Error::Invalid { what: "LoraConfig", field: "targets", got: target.clone(), help });
         }
         lora.config.targets = used;
@@ -153,7 +155,9 @@ impl Lora {
 
     /// Returns the names of all layers that can have an adapter.
     fn all_layers(&self) -> Result<Vec<String>> {
-        let all = Self { config: LoraConfig::default(), ..self.clone() };
+        let of_experts = names::JOINED.map(|weight| format!("experts.{weight}"));
+        let targets = [config::ALL.to_string()].into_iter().chain(of_experts).collect();
+        let all = Self { config: LoraConfig { targets, ..LoraConfig::default() }, ..self.clone() };
         Ok(layers(&all.trained_shapes()?))
     }
 
@@ -224,19 +228,29 @@ impl Lora {
     pub fn merged(&self, name: &str, weight: &Tensor, adapters: &HashMap<String, Tensor>) -> Result<Tensor> {
         let widened = self.widened(name, weight)?;
         let weight = widened.as_ref().unwrap_or(weight);
-        let layer = name.strip_suffix("weight").unwrap_or(name);
-        let part = |part: &str| adapters.get(&format!("{layer}{part}.weight"));
-        let [Some(a), Some(b)] = ADAPTER.map(part) else { return Ok(weight.clone()) };
+        let (layer, half) = self.adapted(name);
+        let [a, b, magnitude] = names::of_adapter(&layer).map(|name| adapters.get(&name));
+        let (Some(a), Some(b)) = (a, b) else { return Ok(weight.clone()) };
+        let rows = weight.dim(0)?;
+        let b = half.map_or(Ok(b.clone()), |half| b.narrow(0, half * rows, rows))?;
         let wide = |tensor: &Tensor| match tensor.dtype() {
             DType::F64 => Ok(tensor.clone()),
             _ => tensor.to_dtype(DType::F32),
         };
-        let change = (wide(b)?.matmul(&wide(a)?)? * self.config.scale_of(layer.trim_end_matches('.')))?;
+        let change = (wide(&b)?.matmul(&wide(a)?)? * self.config.scale_of(&layer))?;
         let mut sum = (wide(weight)? + change.to_dtype(wide(weight)?.dtype())?)?;
-        if let Some(magnitude) = adapters.get(&format!("{layer}{}", names::MAGNITUDE)) {
+        if let Some(magnitude) = magnitude {
             sum = dora::merged(&sum, magnitude)?;
         }
         Ok(sum.to_dtype(weight.dtype())?)
+    }
+}
+
+impl Lora {
+    /// Returns the name of the layer whose adapter changes a weight, and which half of that layer's outputs the weight is, if it is one.
+    pub(crate) fn adapted(&self, weight: &str) -> (String, Option<usize>) {
+        let of_layer = || (weight.strip_suffix(".weight").unwrap_or(weight).to_string(), None);
+        experts::adapted(self.model.family, weight).unwrap_or_else(of_layer)
     }
 }
 
@@ -271,8 +285,11 @@ fn trains(saved: &BTreeSet<String>, name: &str) -> bool {
 
 /// Returns the last parts of layers' names, each once.
 fn last_names(layers: &[String]) -> String {
-    let names: BTreeSet<&str> = layers.iter().filter_map(|layer| Some(layer.rsplit_once('.')?.1)).collect();
-    names.into_iter().collect::<Vec<_>>().join(", ")
+    let of = |layer: &String| {
+        let last = layer.rsplit_once('.')?.1;
+        Some(if names::is_of_expert(layer) { format!("experts.{last}") } else { last.to_string() })
+    };
+    layers.iter().filter_map(of).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the names of the layers that have adapters.

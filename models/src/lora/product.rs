@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
-use ops::quantized::{Format, QuantizedLinear};
+use ops::quantized::{Format, QuantizedPart};
 use training::build::{Division, Layers, LinearConfig};
 
 /// A weight, or this rank's part of it. Where the model is sharded, its tensors are gathered only while their unit runs.
 pub(super) enum Matrix {
     /// (outputs, inputs).
     Wide(Tensor),
-    /// In few bits; of each row, the number of its first scale in the whole weight.
-    Quantized { format: Format, blocks: Tensor, scales: Tensor, rows: Arc<[usize]> },
+    /// In few bits.
+    Quantized(QuantizedPart),
 }
 
 impl Matrix {
@@ -20,7 +20,7 @@ impl Matrix {
     pub(super) fn format(&self) -> Option<Format> {
         match self {
             Self::Wide(_) => None,
-            Self::Quantized { format, .. } => Some(*format),
+            Self::Quantized(part) => Some(part.format),
         }
     }
 
@@ -28,9 +28,7 @@ impl Matrix {
     fn times(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Wide(weight) => ops::Linear::new(weight.clone(), None).forward(x),
-            Self::Quantized { format, blocks, scales, rows } => {
-                QuantizedLinear::new(*format, blocks.clone(), scales, rows.clone())?.forward(x)
-            }
+            Self::Quantized(part) => part.layer()?.forward(x),
         }
     }
 
@@ -42,7 +40,7 @@ impl Matrix {
                 let x = x.detach();
                 by_rows(weight, 1, |rows| x.matmul(&rows.to_dtype(x.dtype())?.t()?))
             }
-            Self::Quantized { .. } => self.times(&x.detach()),
+            Self::Quantized(_) => self.times(&x.detach()),
         }
     }
 
@@ -50,10 +48,7 @@ impl Matrix {
     pub(super) fn squares(&self, dtype: DType) -> Result<Tensor> {
         match self {
             Self::Wide(weight) => by_rows(weight, 0, |rows| rows.to_dtype(dtype)?.sqr()?.sum(1)),
-            Self::Quantized { format, blocks, scales, rows } => {
-                let layer = QuantizedLinear::new(*format, blocks.clone(), scales, rows.clone())?;
-                layer.squares()?.to_dtype(dtype)
-            }
+            Self::Quantized(part) => part.layer()?.squares()?.to_dtype(dtype),
         }
     }
 }

@@ -12,7 +12,7 @@ use training::build::Builder;
 use training::{clip_grad_norm, load_tensors, named_vars};
 
 /// Folders of adapters, and the models that they are of.
-const VARIANTS: [(&str, &str); 7] = [
+const VARIANTS: [(&str, &str); 11] = [
     ("rslora", "llama"),
     ("patterns", "llama"),
     ("saved", "llama"),
@@ -20,6 +20,10 @@ const VARIANTS: [(&str, &str); 7] = [
     ("dora", "llama"),
     ("dora-gpt2", "gpt2"),
     ("dora-moe", "qwen2-moe"),
+    ("experts", "qwen3-moe"),
+    ("experts-mixtral", "mixtral"),
+    ("experts-qwen2", "qwen2-moe"),
+    ("experts-deepseek", "deepseek"),
 ];
 
 fn variant(name: &str) -> PathBuf {
@@ -117,6 +121,25 @@ fn variants_that_cannot_be_are_named() {
     let config = LoraConfig { save_modules, ..LoraConfig::default() };
     let line = Lora::new(&config, llama.config()).unwrap_err().to_string();
     assert!(line.contains("save_modules is model.layers; modules that can be trained whole are"), "{line}");
+    let experts = Weights::folder(&folder("qwen3-moe")).unwrap();
+    let of = |targets: &[&str], dora| {
+        let targets = targets.iter().map(ToString::to_string).collect();
+        let config = LoraConfig { targets, dora, ..LoraConfig::default() };
+        Lora::new(&config, experts.config()).unwrap_err().to_string()
+    };
+    let line = of(&["experts.down_proj"], true);
+    assert!(line.contains("dora is true; adapters of experts have neither dropout nor magnitudes"), "{line}");
+    let line = of(&["experts.gate_proj"], false);
+    assert!(
+        line.contains("\"experts.gate_proj\" matches no layer")
+            && line.contains("experts.down_proj, experts.gate_up_proj"),
+        "{line}"
+    );
+    let line = of(&["mlp.gate"], false);
+    assert!(
+        line.contains("adapters of the embedding, the head, norms and routers are not supported"),
+        "{line}"
+    );
 }
 
 /// A GGUF file has one alpha: other scales are in the second matrices.

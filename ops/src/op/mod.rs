@@ -40,8 +40,8 @@ pub use conv2d::conv2d;
 pub use cross_entropy::cross_entropy;
 pub use embedding::embedding;
 pub use experts::{
-    DividedExperts, EXPERT_CORRECTION, ExpertExchange, Experts, RouteRecord, Router, Routes, RowsOnTheWay,
-    Scoring, correction_moves, experts,
+    DividedExperts, EXPERT_CORRECTION, Expert, ExpertAdapter, ExpertExchange, ExpertWeight, Experts,
+    RouteRecord, Router, Routes, RowsOnTheWay, Scoring, correction_moves, experts,
 };
 pub use gated::{Gate, geglu, geglu_tanh, swiglu};
 pub use gated_mlp::{GatedMlp, gated_mlp};

@@ -7,12 +7,15 @@
 mod int8;
 mod product;
 
+use std::sync::Arc;
+
 use candle_core::{Result, Tensor, bail};
 
 use crate::nf4::{BLOCK, BLOCK_BYTES, Nf4Matrix, Nf4Scales};
 
 pub use int8::Int8Matrix;
 pub use product::QuantizedLinear;
+pub(crate) use product::Side;
 
 /// How numbers are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -148,6 +151,35 @@ impl QuantizedMatrix {
             Self::Nf4(matrix) => matrix.columns(),
             Self::Int8(matrix) => matrix.columns(),
         }
+    }
+}
+
+/// A part of a matrix in few bits, whose tensors may have their bytes only while they are needed, as where a model is sharded.
+#[derive(Debug, Clone)]
+pub struct QuantizedPart {
+    /// How its numbers are held.
+    pub format: Format,
+    /// Bytes of this part's rows, `(outputs, bytes of a row)`.
+    pub blocks: Tensor,
+    /// Bytes of the scales of the whole matrix.
+    pub scales: Tensor,
+    /// Of each row, the number of its first scale in the whole matrix.
+    pub rows: Arc<[usize]>,
+}
+
+impl QuantizedPart {
+    /// Returns the layer of this part, which reads the scales.
+    ///
+    /// # Errors
+    /// Those of [`QuantizedLinear::new`].
+    pub fn layer(&self) -> Result<QuantizedLinear> {
+        QuantizedLinear::new(self.format, self.blocks.clone(), &self.scales, self.rows.clone())
+    }
+
+    /// The number of inputs and of outputs.
+    pub(crate) fn dims(&self) -> Result<(usize, usize)> {
+        let (outputs, bytes) = self.blocks.dims2()?;
+        Ok((bytes / self.format.block_bytes() * self.format.block(), outputs))
     }
 }
 

@@ -124,6 +124,43 @@ impl QuantizedLinear {
     }
 }
 
+impl QuantizedLinear {
+    /// `x w'`, summed over inputs, or `x w`, over outputs, without a graph.
+    ///
+    /// # Shapes
+    /// `(rows, inputs)` or `(rows, outputs)`, contiguous, to `(rows, outputs)` or `(rows, inputs)`.
+    pub(crate) fn product(
+        &self,
+        x: &Tensor,
+        side: Side,
+        precision: Precision,
+    ) -> candle_core::Result<Tensor> {
+        let results = match side {
+            Side::Inputs => self.weight.rows.len(),
+            Side::Outputs => self.weight.inputs,
+        };
+        match x.dtype() {
+            DType::F32 => self.typed_product::<f32>(x, side, results, precision),
+            DType::F16 => self.typed_product::<f16>(x, side, results, precision),
+            DType::BF16 => self.typed_product::<bf16>(x, side, results, precision),
+            _ => self.typed_product::<f64>(x, side, results, precision),
+        }
+    }
+
+    fn typed_product<T: Element>(
+        &self,
+        x: &Tensor,
+        side: Side,
+        results: usize,
+        precision: Precision,
+    ) -> candle_core::Result<Tensor> {
+        let found = with_numbers(&self.blocks, |blocks: &[u8]| {
+            with_numbers(x, |x: &[T]| self.weight.times(x, blocks, side, precision))
+        });
+        Tensor::from_vec(found?, (x.dim(0)?, results), x.device())
+    }
+}
+
 impl Module for QuantizedLinear {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         working_dtype(NAME, x.dtype())?;
@@ -153,7 +190,7 @@ struct Product {
 
 /// Which side of the weight is summed over.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Side {
+pub(crate) enum Side {
     Inputs,
     Outputs,
 }
@@ -247,20 +284,6 @@ impl Product {
         let (x, blocks) = (dense::<T>(x, x_layout)?, dense::<u8>(blocks, of_blocks)?);
         Ok(T::to_cpu_storage_owned(self.weight.times(x, blocks, Side::Inputs, self.precision)?))
     }
-
-    fn backward<T: Element>(
-        &self,
-        x: &Tensor,
-        blocks: &Tensor,
-        gradient: &Tensor,
-    ) -> candle_core::Result<Tensor> {
-        let found = with_numbers(blocks, |blocks: &[u8]| {
-            with_numbers(gradient, |gradient: &[T]| {
-                self.weight.times(gradient, blocks, Side::Outputs, self.precision)
-            })
-        });
-        Tensor::from_vec(found?, x.shape(), x.device())
-    }
 }
 
 impl CustomOp2 for Product {
@@ -303,13 +326,9 @@ impl CustomOp2 for Product {
         if !x.track_op() {
             return Ok((None, None));
         }
-        let gradient = gradient.contiguous()?;
-        let of_x = match x.dtype() {
-            DType::F32 => self.backward::<f32>(x, blocks, &gradient),
-            DType::F16 => self.backward::<f16>(x, blocks, &gradient),
-            DType::BF16 => self.backward::<bf16>(x, blocks, &gradient),
-            _ => self.backward::<f64>(x, blocks, &gradient),
-        };
-        Ok((Some(of_x?), None))
+        let gradient = gradient.contiguous()?.reshape(((), self.weight.rows.len()))?;
+        let layer = QuantizedLinear { blocks: blocks.clone(), weight: self.weight.clone() };
+        let of_x = layer.product(&gradient, Side::Outputs, self.precision)?;
+        Ok((Some(of_x.reshape(x.shape())?), None))
     }
 }

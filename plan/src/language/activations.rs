@@ -164,7 +164,9 @@ impl<'a> PerToken<'a> {
         let kept = |layer: &super::outline::Layer| {
             (layer.outputs * element) as f64 * layer.share(self.config) * ranks(layer)
         };
-        let layers = unit.layers.iter().map(kept).sum::<f64>().round() as usize;
+        // What adapters of experts add is in the results of their layers.
+        let is_product = |layer: &&super::outline::Layer| !(layer.is_expert() && is_adapter(layer));
+        let layers = unit.layers.iter().filter(is_product).map(kept).sum::<f64>().round() as usize;
         // The scores of a router are a product, too; rows are not sent again.
         let is_sparse = unit.layers.iter().any(super::outline::Layer::is_expert);
         let experts = self.config.experts.as_ref().filter(|_| is_sparse);
@@ -196,7 +198,7 @@ impl<'a> PerToken<'a> {
                 inputs * element + self.wide(inputs, hidden).max(hidden * element + output)
             }
         };
-        let adapters = unit.layers.iter().filter(|layer| Lora::is_adapter(&format!("{}.weight", layer.name)));
+        let adapters = unit.layers.iter().filter(|layer| is_adapter(layer) && !layer.is_expert());
         let adapter = adapters.map(|layer| self.layer(layer)).max().unwrap_or_default();
         adapter + attention.max(4 * output + feed_forward)
     }
@@ -217,7 +219,7 @@ impl<'a> PerToken<'a> {
 
     fn layer(self, layer: &super::outline::Layer) -> usize {
         let given = layer.outputs * self.numbers.element;
-        if Lora::is_adapter(&format!("{}.weight", layer.name)) {
+        if is_adapter(layer) {
             // Kept besides a matrix's output: dropout of the first matrix's input, the first matrix's scaled output,
             // and the sum of the second matrix's output with that of the layer; with DoRA, that sum times the magnitudes, too.
             let is_first = layer.name.ends_with("lora_A");
@@ -264,4 +266,9 @@ impl<'a> PerToken<'a> {
         let wide = if element == working { 0 } else { own * working };
         norm + own * element + wide + own * working + working + CLASS_BYTES
     }
+}
+
+/// Whether a layer is a matrix of an adapter.
+fn is_adapter(layer: &super::outline::Layer) -> bool {
+    Lora::is_adapter(&format!("{}.weight", layer.name))
 }

@@ -235,10 +235,10 @@ impl SimpleBackend for Recorder {
             };
             let (quantized, count) = (self.quantized(dtype), shape.elem_count());
             // Of a quantized weight blocks, or scales.
-            let (elements, scale_bytes) = match (quantized, shape.rank()) {
-                (None, _) => (count, 0),
-                (Some(format), 2) => (count / format.block_bytes() * format.block(), 0),
-                (Some(_), _) => (0, count),
+            let (elements, scale_bytes) = match quantized {
+                None => (count, 0),
+                Some(_) if name.contains(".scales") => (0, count),
+                Some(format) => (count / format.block_bytes() * format.block(), 0),
             };
             let name = name.into();
             unit.tensors.push(Parameter { name, elements, is_trained, matrix, quantized, scale_bytes });
@@ -302,7 +302,9 @@ impl DividedLayers {
             Division::Outputs => own.outputs = self.share(&name, "outputs", config.outputs, config.groups)?,
             Division::Inputs => own.inputs = self.share(&name, "inputs", config.inputs, 1)?,
         }
-        if let Some(unit) = self.found.lock().last_mut() {
+        // Scales of a weight in few bits are no layer.
+        let is_layer = self.found.quantized(vb.dtype()).is_none() || !name.ends_with(".scales");
+        if let Some(unit) = self.found.lock().last_mut().filter(|_| is_layer) {
             let LinearConfig { mut inputs, outputs, division, .. } = own;
             if let Some(format) = self.found.quantized(vb.dtype()) {
                 inputs = inputs / format.block_bytes() * format.block();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
-use ops::{DividedExperts, LinearCrossEntropyConfig};
+use ops::{DividedExperts, Expert, LinearCrossEntropyConfig};
 
 use super::frozen::frozen;
 
@@ -58,6 +58,27 @@ impl LinearConfig {
     pub fn bias_init(&self) -> Init {
         let bound = 1.0 / (self.inputs as f64).sqrt();
         Init::Uniform { lo: -bound, up: bound }
+    }
+}
+
+/// Description of one expert that a model requests: a gated feed-forward layer of three weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertConfig {
+    /// Names of the layers of gate, up and down.
+    pub names: [&'static str; 3],
+    /// Features of tokens.
+    pub hidden: usize,
+    /// Features between the layers, over all ranks.
+    pub intermediate: usize,
+}
+
+impl ExpertConfig {
+    /// The names and descriptions of its layers: gate and up are divided by outputs, and down by inputs.
+    pub fn layers(&self) -> [(&'static str, LinearConfig); 3] {
+        let [gate, up, down] = self.names;
+        let inner = LinearConfig::new(self.hidden, self.intermediate, Division::Outputs);
+        let outer = LinearConfig::new(self.intermediate, self.hidden, Division::Inputs);
+        [(gate, inner.clone()), (up, inner), (down, outer)]
     }
 }
 
@@ -204,6 +225,23 @@ pub trait Layers: Send + Sync {
             Some(inner) => inner.weight_of_expert(vb, config, expert),
             None => self.weight(vb, config).map(Some),
         }
+    }
+
+    /// Makes this rank's part of one expert out of so many, whose weights are below the builder. `None` if it is another rank's.
+    ///
+    /// # Errors
+    /// Those of [`weight_of_expert`](Self::weight_of_expert).
+    fn expert(
+        &self,
+        vb: &VarBuilder<'static>,
+        config: &ExpertConfig,
+        expert: (usize, usize),
+    ) -> Result<Option<Expert>> {
+        let weight =
+            |(name, layer): (&str, LinearConfig)| self.weight_of_expert(&vb.pp(name), &layer, expert);
+        let [gate, up, down] = config.layers().map(weight);
+        let weights = gate?.zip(up?).zip(down?);
+        Ok(weights.map(|((gate, up), down)| Expert::new([gate, up, down].map(Into::into))))
     }
 
     /// The input of a module of which each rank computes a part, at all positions of the sequence. Its gradient is the sum of those

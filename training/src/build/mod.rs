@@ -65,10 +65,11 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::{Result, Tensor, bail};
 use candle_nn::VarBuilder;
+use ops::Expert;
 
 pub use counting::{counting, is_counting};
 pub use frozen::frozen;
-pub use layers::{Division, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
+pub use layers::{Division, ExpertConfig, Layers, Linear, LinearConfig, Vocabulary, VocabularyConfig};
 pub use model::Model;
 pub use parts::RangeReader;
 pub use recompute::Recompute;
@@ -229,6 +230,15 @@ impl Part {
     /// Sizes that are not divisible by the number of ranks; fewer experts than ranks; errors of the builder.
     pub fn weight_of_expert(&self, config: &LinearConfig, expert: (usize, usize)) -> Result<Option<Tensor>> {
         self.layers.weight_of_expert(&self.vb, config, expert)
+    }
+
+    /// Makes this rank's part of one expert out of so many, with the builder's name; `None` if another rank has it: see
+    /// [`Layers::expert`].
+    ///
+    /// # Errors
+    /// Those of [`weight_of_expert`](Self::weight_of_expert).
+    pub fn expert(&self, config: &ExpertConfig, expert: (usize, usize)) -> Result<Option<Expert>> {
+        self.layers.expert(&self.vb, config, expert)
     }
 
     /// Makes a table of one vector for each token, `weight` (tokens, features), divided by tokens where layers are

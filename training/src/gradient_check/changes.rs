@@ -7,10 +7,14 @@ use candle_core::{DType, Device, Tensor, Var};
 use super::CheckedPart;
 
 /// Copies of variables, which get their values back when this is dropped.
-pub(super) struct Kept(Vec<(Var, Tensor)>);
+pub struct KeptVars(Vec<(Var, Tensor)>);
 
-impl Kept {
-    pub(super) fn of<'a>(vars: impl IntoIterator<Item = &'a Var>) -> candle_core::Result<Self> {
+impl KeptVars {
+    /// Copies them.
+    ///
+    /// # Errors
+    /// Those of candle's copy.
+    pub fn of<'a>(vars: impl IntoIterator<Item = &'a Var>) -> candle_core::Result<Self> {
         let kept = |var: &Var| Ok((var.clone(), var.as_detached_tensor().copy()?));
         Ok(Self(vars.into_iter().map(kept).collect::<candle_core::Result<_>>()?))
     }
@@ -23,7 +27,7 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for KeptVars {
     fn drop(&mut self) {
         self.restore();
     }

@@ -14,7 +14,7 @@ use ops::kernels::warn;
 use crate::audit::is_frozen;
 use crate::{Error, GradientCheck, OnMissingGradient, Result};
 
-use changes::Kept;
+pub use changes::KeptVars;
 use search::Search;
 
 /// How gradients are checked, and what to do about those that are wrong.
@@ -156,7 +156,7 @@ pub fn check_gradient(
     config: &GradientCheckConfig,
 ) -> Result<GradientCheck> {
     Precision::F32.scope(|| {
-        let _kept = Kept::of(vars.iter().map(|(_, var)| var))?;
+        let _kept = KeptVars::of(vars.iter().map(|(_, var)| var))?;
         let mut alone = Alone { loss, rounding: f64::from(f32::EPSILON) };
         let first = (alone.loss)()?;
         if first.dtype() == DType::F64 {
@@ -192,7 +192,7 @@ pub fn check_gradient_of<L: CheckedLoss>(
     parts: Vec<CheckedPart>,
     config: &GradientCheckConfig,
 ) -> std::result::Result<GradientCheck, L::Error> {
-    let _kept = Kept::of(&loss.state()).map_err(Error::from)?;
+    let _kept = KeptVars::of(&loss.state()).map_err(Error::from)?;
     Search::begin(loss, parameters, parts, config.forward_passes)?.run()
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use candle_core::DType;
 use ops::RouteRecord;
 
-use super::changes::{Change, Direction, Kept, hash, numbers};
+use super::changes::{Change, Direction, KeptVars, hash, numbers};
 use super::{CheckedLoss, CheckedPart};
 use crate::{Error, GradientCheck, LostGradient};
 
@@ -206,7 +206,7 @@ impl<'a, L: CheckedLoss> Search<'a, L> {
         }
         let mut sum = [predicted];
         self.loss.sum(&mut sum)?;
-        let _kept = Kept::of(changes.iter().map(Change::var)).map_err(Error::from)?;
+        let _kept = KeptVars::of(changes.iter().map(Change::var)).map_err(Error::from)?;
         let mut way = |way: f64| {
             changes.iter().try_for_each(|change| change.apply(way)).map_err(Error::from)?;
             self.pass()

@@ -3,24 +3,26 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Result, Tensor, bail};
 use rayon::prelude::*;
 
+use super::expert::{Expert, Matrix, Part, product};
 use super::order::Groups;
 use crate::blocks::has_one_thread;
 use crate::defer::defer;
 use crate::lock::lock;
+use crate::quantized::Side;
 use crate::recompute::{keep_results, known_results};
 use crate::tape::{explicit_op1, explicit_op2};
 use crate::{Gate, Precision, SavedBytes};
 
-/// The layers of experts: the weights of gate and up, `(intermediate, hidden)`, and of down, `(hidden, intermediate)`.
+/// The layers of experts.
 #[derive(Debug, Clone)]
 pub(super) struct Layers {
-    pub(super) gate: Vec<Tensor>,
-    pub(super) up: Vec<Tensor>,
-    pub(super) down: Vec<Tensor>,
+    pub(super) experts: Vec<Expert>,
     pub(super) activation: Gate,
+    pub(super) hidden: usize,
+    pub(super) intermediate: usize,
 }
 
 /// Some experts and their rows, which are adjacent. On a CPU each expert is computed by itself, so that what one layer hands to the
@@ -48,10 +50,20 @@ struct InnerGradients {
     of_rows: Option<Tensor>,
 }
 
+/// One of the three layers of each expert.
+#[derive(Debug, Clone, Copy)]
+enum Layer {
+    Gate,
+    Up,
+    Down,
+}
+
 /// Experts, and how they are computed.
 #[derive(Debug)]
 struct Call {
     layers: Layers,
+    /// The weights of each expert's layers.
+    matrices: Vec<[Matrix; 3]>,
     batches: Vec<Batch>,
     precision: Precision,
     share: f64,
@@ -64,17 +76,13 @@ impl Layers {
     /// `x` and the result `(pairs, hidden)`.
     pub(super) fn compute(&self, x: &Tensor, groups: &Groups, share: f64) -> Result<Tensor> {
         let x = x.contiguous()?;
-        let contiguous =
-            |weights: &[Tensor]| weights.iter().map(Tensor::contiguous).collect::<Result<Vec<_>>>();
-        let layers = Self {
-            gate: contiguous(&self.gate)?,
-            up: contiguous(&self.up)?,
-            down: contiguous(&self.down)?,
-            activation: self.activation,
-        };
-        let (token, gradients) = bundle(&layers.weights().collect::<Vec<_>>())?;
+        let experts = self.experts.iter().map(Expert::contiguous).collect::<Result<Vec<_>>>()?;
+        let layers = Self { experts, ..self.clone() };
+        let (token, gradients) = bundle(&layers.tensors().map(|(_, tensor)| tensor).collect::<Vec<_>>(), &x)?;
+        let matrix = |Expert { gate, up, down, .. }: &Expert| Ok([gate.ready()?, up.ready()?, down.ready()?]);
+        let matrices = layers.experts.iter().map(matrix).collect::<Result<_>>()?;
         let batches = batches(groups, x.device().is_cpu());
-        let call = Arc::new(Call { layers, batches, precision: Precision::current(), share });
+        let call = Arc::new(Call { layers, matrices, batches, precision: Precision::current(), share });
         let known = known_results().map(|known| call.known(known, &x)).transpose()?.flatten();
         let (inner, out) = match known {
             Some(known) => known,
@@ -99,7 +107,8 @@ impl Layers {
             }
             let (late, own) = (x.detach(), call.clone());
             let of_weights = move || own.of_weights(&late, &gradient, &found);
-            let tracked: Vec<&Tensor> = call.layers.weights().filter(|weight| weight.track_op()).collect();
+            let all = call.layers.tensors().map(|(_, tensor)| tensor);
+            let tracked: Vec<&Tensor> = all.filter(|tensor| tensor.track_op()).collect();
             let of_weights = Arc::new(of_weights);
             let later = of_weights.clone();
             if !defer(&tracked, move || later()) {
@@ -118,8 +127,12 @@ impl Layers {
         Ok(out)
     }
 
-    fn weights(&self) -> impl Iterator<Item = &Tensor> {
-        self.gate.iter().chain(&self.up).chain(&self.down)
+    /// The tensors that may have a gradient, each with its expert.
+    fn tensors(&self) -> impl Iterator<Item = ((usize, Part), &Tensor)> {
+        let of = |(number, expert): (usize, _)| {
+            Expert::tensors(expert).map(move |(part, tensor)| ((number, part), tensor))
+        };
+        self.experts.iter().enumerate().flat_map(of)
     }
 }
 
@@ -128,10 +141,10 @@ impl Call {
     fn forward(&self, x: &Tensor) -> Result<(Vec<Inner>, Tensor)> {
         let found = each(&self.batches, x, |batch| {
             let rows = x.narrow(0, batch.rows.start, batch.rows.len())?;
-            let gate = self.products(&rows, &self.layers.gate, batch, true)?;
-            let up = self.products(&rows, &self.layers.up, batch, true)?;
+            let gate = self.products(&rows, Layer::Gate, batch, Side::Inputs)?;
+            let up = self.products(&rows, Layer::Up, batch, Side::Inputs)?;
             let active = self.layers.activation.apply(&gate, &up)?;
-            let out = self.products(&active, &self.layers.down, batch, true)?;
+            let out = self.products(&active, Layer::Down, batch, Side::Inputs)?;
             Ok((Inner { gate, up }, out))
         })?;
         let (inner, out) = found.into_iter().unzip();
@@ -154,58 +167,96 @@ impl Call {
         let batches: Vec<(&Batch, &Inner)> = self.batches.iter().zip(inner).collect();
         each(&batches, gradient, |(batch, Inner { gate, up })| {
             let own = gradient.narrow(0, batch.rows.start, batch.rows.len())?;
-            let of_active = self.products(&own, &self.layers.down, batch, false)?;
+            let of_active = self.products(&own, Layer::Down, batch, Side::Outputs)?;
             let [of_gate, of_up] = self.layers.activation.gradients(gate, up, &of_active)?;
             let active = self.layers.activation.apply(gate, up)?;
             let of_rows = || {
-                let through_gate = self.products(&of_gate, &self.layers.gate, batch, false)?;
-                through_gate + self.products(&of_up, &self.layers.up, batch, false)?
+                let through_gate = self.products(&of_gate, Layer::Gate, batch, Side::Outputs)?;
+                through_gate + self.products(&of_up, Layer::Up, batch, Side::Outputs)?
             };
             let of_rows = has_rows.then(of_rows).transpose()?;
             Ok(InnerGradients { of_gate, of_up, active, of_rows })
         })
     }
 
-    /// Computes the gradients of those weights that have one.
+    /// Computes the gradients of those tensors that have one.
     fn of_weights(&self, x: &Tensor, gradient: &Tensor, found: &[InnerGradients]) -> Result<Vec<Tensor>> {
-        let Layers { gate, up, down, .. } = &self.layers;
-        let mut experts: Vec<Option<(usize, Range<usize>)>> = vec![None; gate.len()];
+        let mut experts: Vec<Option<(usize, Range<usize>)>> = vec![None; self.layers.experts.len()];
         for (number, batch) in self.batches.iter().enumerate() {
             for (expert, rows) in batch.experts.clone().zip(batch.groups.of_experts()) {
                 experts[expert] = Some((number, rows)).filter(|(_, rows)| !rows.is_empty());
             }
         }
-        let tracked = |kind: usize, weights: &[Tensor]| {
-            let all = weights.iter().cloned().enumerate();
-            all.filter(|(_, weight)| weight.track_op())
-                .map(move |(expert, weight)| (kind, expert, weight))
-                .collect::<Vec<_>>()
-        };
-        let all = [tracked(0, gate), tracked(1, up), tracked(2, down)].concat();
-        each(&all, x, |(kind, expert, weight)| {
+        let all: Vec<_> = self.layers.tensors().filter(|(_, tensor)| tensor.track_op()).collect();
+        each(&all, x, |((expert, part), tensor)| {
             let Some((number, rows)) = &experts[*expert] else {
                 // No token has chosen this expert.
-                return Tensor::zeros(weight.shape(), weight.dtype(), weight.device());
+                return Tensor::zeros(tensor.shape(), tensor.dtype(), tensor.device());
             };
             let (batch, found) = (&self.batches[*number], &found[*number]);
             let inside = |of: &Tensor| of.narrow(0, rows.start, rows.len());
             let outside = |of: &Tensor| of.narrow(0, batch.rows.start + rows.start, rows.len());
-            let whole = match kind {
-                0 => self.product(&inside(&found.of_gate)?.t()?, &outside(x)?)?,
-                1 => self.product(&inside(&found.of_up)?.t()?, &outside(x)?)?,
-                _ => self.product(&outside(gradient)?.t()?, &inside(&found.active)?)?,
+            let own = Own {
+                x: outside(x)?,
+                gradient: outside(gradient)?,
+                of_gate: inside(&found.of_gate)?,
+                of_up: inside(&found.of_up)?,
+                active: inside(&found.active)?,
             };
+            let whole = self.of_part(&self.layers.experts[*expert], *part, &own)?;
             if self.share == 1.0 { Ok(whole) } else { whole.affine(self.share, 0.0) }
         })
     }
 
-    /// Returns the products of each expert's rows and its weight, or the transpose of that, one below the other.
-    fn products(&self, rows: &Tensor, weights: &[Tensor], batch: &Batch, transposed: bool) -> Result<Tensor> {
-        let experts = batch.groups.of_experts().zip(&weights[batch.experts.clone()]);
-        let parts = experts.filter(|(places, _)| !places.is_empty()).map(|(places, weight)| {
-            let weight = weight.detach();
-            let weight = if transposed { weight.t()? } else { weight };
-            self.product(&rows.narrow(0, places.start, places.len())?, &weight)
+    /// Computes the gradient of one tensor of an expert.
+    fn of_part(&self, expert: &Expert, part: Part, own: &Own) -> Result<Tensor> {
+        let Own { x, gradient, of_gate, of_up, active } = own;
+        let precision = self.precision;
+        // The gradient of a weight whose layer has this input and this gradient of its output.
+        let of = |input: &Tensor, of_output: &Tensor| product(&of_output.t()?, input, precision);
+        let [gate, up, down] = expert.changes(self.layers.intermediate);
+        match (part, gate, up, down) {
+            (Part::Gate, ..) => of(x, of_gate),
+            (Part::Up, ..) => of(x, of_up),
+            (Part::Down, ..) => of(active, gradient),
+            (Part::GateUpA, Some(gate), Some(up), _) => {
+                let inner =
+                    (gate.inner_gradient(of_gate, precision)? + up.inner_gradient(of_up, precision)?)?;
+                of(&x.to_dtype(inner.dtype())?, &inner)
+            }
+            (Part::GateUpB, Some(gate), ..) => {
+                let inner = gate.inner(x, precision)?;
+                let of_half = |half: &Tensor| of(&inner, &half.to_dtype(inner.dtype())?);
+                Tensor::cat(&[of_half(of_gate)?, of_half(of_up)?], 0)
+            }
+            (Part::DownA, .., Some(down)) => {
+                let inner = down.inner_gradient(gradient, precision)?;
+                of(&active.to_dtype(inner.dtype())?, &inner)
+            }
+            (Part::DownB, .., Some(down)) => {
+                let inner = down.inner(active, precision)?;
+                of(&inner, &gradient.to_dtype(inner.dtype())?)
+            }
+            _ => bail!("an expert without an adapter has no gradient of one"),
+        }
+    }
+
+    /// Returns what a layer of each expert makes of its rows, or in backward of the gradients of its outputs, one below the other.
+    fn products(&self, rows: &Tensor, layer: Layer, batch: &Batch, side: Side) -> Result<Tensor> {
+        let experts = batch.groups.of_experts().zip(batch.experts.clone());
+        let parts = experts.filter(|(places, _)| !places.is_empty()).map(|(places, expert)| {
+            let own = rows.narrow(0, places.start, places.len())?;
+            let y = self.matrices[expert][layer as usize].times(&own, side, self.precision)?;
+            let [gate, up, down] = self.layers.experts[expert].changes(self.layers.intermediate);
+            let change = match layer {
+                Layer::Gate => gate,
+                Layer::Up => up,
+                Layer::Down => down,
+            };
+            match change {
+                None => Ok(y),
+                Some(change) => change.add_to(y, &own, side, self.precision),
+            }
         });
         let parts: Vec<Tensor> = parts.collect::<Result<_>>()?;
         match &parts[..] {
@@ -213,13 +264,15 @@ impl Call {
             several => Tensor::cat(several, 0),
         }
     }
+}
 
-    fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        match a.device().is_cpu() {
-            true => self.precision.matmul(a, b),
-            false => self.precision.product(a, b),
-        }
-    }
+/// What the gradients of one expert are computed of.
+struct Own {
+    x: Tensor,
+    gradient: Tensor,
+    of_gate: Tensor,
+    of_up: Tensor,
+    active: Tensor,
 }
 
 /// Divides experts into batches, without those that have no rows.
@@ -263,9 +316,9 @@ type Gradients = Arc<Mutex<Vec<Option<Tensor>>>>;
 
 /// Returns a scalar that stands for all weights that are part of a graph, since an operation has three arguments at most. Who
 /// uses it puts their gradients where the second result says before it returns a gradient of the scalar.
-fn bundle(weights: &[&Tensor]) -> Result<(Tensor, Gradients)> {
+fn bundle(weights: &[&Tensor], x: &Tensor) -> Result<(Tensor, Gradients)> {
     let gradients = Gradients::default();
-    let zero = || Tensor::zeros((), DType::F32, weights[0].device());
+    let zero = || Tensor::zeros((), DType::F32, x.device());
     let mut token: Option<Tensor> = None;
     for (index, weight) in weights.iter().filter(|weight| weight.track_op()).enumerate() {
         let own = gradients.clone();

@@ -3,6 +3,7 @@
 mod choice;
 mod combine;
 mod divided;
+mod expert;
 mod grouped;
 mod kept_routes;
 mod order;
@@ -10,11 +11,12 @@ mod router;
 #[cfg(test)]
 mod tests;
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use candle_nn::VarBuilder;
 
 use self::combine::combine;
 pub use self::divided::{DividedExperts, ExpertExchange, RowsOnTheWay};
+pub use self::expert::{Expert, ExpertAdapter, ExpertWeight};
 use self::grouped::Layers;
 pub use self::kept_routes::RouteRecord;
 use self::order::{Groups, Order};
@@ -99,25 +101,40 @@ impl Experts {
     /// `(hidden, intermediate)`.
     ///
     /// # Errors
-    /// No experts; shapes or dtypes that differ.
+    /// Those of [`of`](Self::of).
     pub fn new(weights: Vec<[Tensor; 3]>, activation: Gate) -> candle_core::Result<Self> {
-        let Some([first, ..]) = weights.first() else {
+        let expert = |weights: [Tensor; 3]| Expert::new(weights.map(ExpertWeight::Wide));
+        Self::of(weights.into_iter().map(expert).collect(), activation)
+    }
+
+    /// These experts, whose weights may be in few bits, and which may have adapters.
+    ///
+    /// # Errors
+    /// No experts; shapes that differ, or dtypes of weights.
+    pub fn of(experts: Vec<Expert>, activation: Gate) -> candle_core::Result<Self> {
+        let Some(first) = experts.first() else {
             let (of, field, help) = ("Experts", "the number of experts", "it must be above 0");
             return Err(Error::InvalidConfig { of, field, got: 0.0, help }.into());
         };
-        let (inner, hidden) = first.dims2()?;
-        for [gate, up, down] in &weights {
-            check("gate", gate, &[inner, hidden], first)?;
-            check("up", up, &[inner, hidden], first)?;
-            check("down", down, &[hidden, inner], first)?;
+        let [intermediate, hidden] = first.gate.dims()?;
+        let dtype = first.gate.wide().map(Tensor::dtype);
+        for Expert { gate, up, down, gate_up_adapter, down_adapter } in &experts {
+            let (inner, outer) = ([intermediate, hidden], [hidden, intermediate]);
+            for (name, weight, dims) in [("gate", gate, inner), ("up", up, inner), ("down", down, outer)] {
+                check_dims(name, &weight.dims()?, &dims)?;
+                if let (Some(weight), Some(expected)) = (weight.wide(), dtype) {
+                    check_dtype(name, weight.dtype(), expected)?;
+                }
+            }
+            let of_gate_up = gate_up_adapter.as_ref().map(|adapter| (adapter, [2 * intermediate, hidden]));
+            let of_down = down_adapter.as_ref().map(|adapter| (adapter, outer));
+            for (ExpertAdapter { a, b, .. }, [outputs, inputs]) in of_gate_up.into_iter().chain(of_down) {
+                let rank = a.dims().first().copied().unwrap_or_default();
+                check_dims("the first matrix of an adapter", a.dims(), &[rank, inputs])?;
+                check_dims("the second matrix of an adapter", b.dims(), &[outputs, rank])?;
+            }
         }
-        let mut layers = Layers { gate: Vec::new(), up: Vec::new(), down: Vec::new(), activation };
-        for [gate, up, down] in weights {
-            layers.gate.push(gate);
-            layers.up.push(up);
-            layers.down.push(down);
-        }
-        Ok(Self { layers, divided: None })
+        Ok(Self { layers: Layers { experts, activation, hidden, intermediate }, divided: None })
     }
 
     /// The same experts as those of this rank, where each rank has some of all. The gradients of their weights are then of the
@@ -131,9 +148,9 @@ impl Experts {
     /// # Errors
     /// Another number of experts than [`DividedExperts::own`] has.
     pub fn divided(self, divided: DividedExperts) -> candle_core::Result<Self> {
-        if self.layers.gate.len() != divided.own().len() {
+        if self.layers.experts.len() != divided.own().len() {
             let (of, field, got) =
-                ("Experts", "the number of this rank's experts", self.layers.gate.len() as f64);
+                ("Experts", "the number of this rank's experts", self.layers.experts.len() as f64);
             let help = "give those of DividedExperts::own";
             return Err(Error::InvalidConfig { of, field, got, help }.into());
         }
@@ -142,7 +159,7 @@ impl Experts {
 
     /// Number of experts, of all ranks.
     pub fn count(&self) -> usize {
-        self.divided.as_ref().map_or(self.layers.gate.len(), DividedExperts::count)
+        self.divided.as_ref().map_or(self.layers.experts.len(), DividedExperts::count)
     }
 
     /// Computes the weighted sum of the experts that each token has chosen.
@@ -187,9 +204,11 @@ impl Experts {
     /// Sorts the tokens by expert.
     fn dispatch(&self, x: &Tensor, routes: &Routes) -> candle_core::Result<Dispatch> {
         working_dtype(NAME, x.dtype())?;
-        let hidden = self.layers.gate[0].dim(1)?;
-        let flat = x.contiguous()?.reshape(((), hidden))?;
-        check("the input", &flat, &[routes.tokens(), hidden], &self.layers.gate[0])?;
+        let flat = x.contiguous()?.reshape(((), self.layers.hidden))?;
+        check_dims("the input", flat.dims(), &[routes.tokens(), self.layers.hidden])?;
+        if let Some(weight) = self.layers.experts[0].gate.wide() {
+            check_dtype("the input", flat.dtype(), weight.dtype())?;
+        }
         if routes.count() != self.count() {
             let (of, field, help) =
                 ("Experts", "the number of experts of the routes", "give a score for each expert");
@@ -219,13 +238,16 @@ impl Dispatch {
     }
 }
 
-fn check(tensor: &'static str, got: &Tensor, expected: &[usize], first: &Tensor) -> Result<()> {
-    if got.dims() != expected {
-        let (expected, got) = (expected.to_vec(), got.dims().to_vec());
+fn check_dims(tensor: &'static str, got: &[usize], expected: &[usize]) -> Result<()> {
+    if got != expected {
+        let (expected, got) = (expected.to_vec(), got.to_vec());
         return Err(Error::ShapeMismatch { operation: NAME, tensor, expected, got });
     }
-    if got.dtype() != first.dtype() {
-        let (expected, got) = (first.dtype(), got.dtype());
+    Ok(())
+}
+
+fn check_dtype(tensor: &'static str, got: DType, expected: DType) -> Result<()> {
+    if got != expected {
         return Err(Error::DTypeMismatch { operation: NAME, tensor, expected, got });
     }
     Ok(())

@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Module, Result, Tensor, Var};
 
 use super::super::assert_agree;
 use super::*;
+use crate::quantized::{Format, QuantizedMatrix, QuantizedPart};
 use crate::{
     Balance, BalanceConfig, BalanceLoss, Linear, Precision, RowContext, autocast, backward, defer_weights,
     recompute, recompute_cheap,
@@ -284,5 +285,106 @@ fn groups_and_corrections_that_cannot_be_are_named() -> Result<()> {
     assert!(line(router()?.corrected(short)).contains("the correction is 5"));
     let nan = Tensor::full(f32::NAN, 6, &Device::Cpu)?;
     assert!(line(router()?.corrected(nan)).contains("gate: the scores of experts are not finite"));
+    Ok(())
+}
+
+/// Adapters add to the weights what the product of their matrices is, in forward and backward.
+#[test]
+fn adapters_are_added_to_the_weights() -> Result<()> {
+    let scale = 1.7;
+    for (number, [count, per_token, tokens]) in SIZES.into_iter().enumerate() {
+        let case = Case::new([count, per_token, tokens], true, DType::F64)?;
+        let random = |rows: usize, columns: usize| {
+            Var::from_tensor(&Tensor::randn(0f64, 0.5, (rows, columns), &Device::Cpu)?)
+        };
+        // One of both, or both; gate and up are one layer of 18 outputs.
+        let (has_inner, has_outer) = (number % 3 != 1, number % 3 != 2);
+        let matrices = (0..count).map(|_| Ok([random(2, 6)?, random(18, 2)?, random(3, 9)?, random(6, 3)?]));
+        let matrices: Vec<[Var; 4]> = matrices.collect::<Result<_>>()?;
+        let tensor = |var: &Var| var.as_tensor().clone();
+        let adapted = case.weights.iter().zip(&matrices).map(|(weights, [a, b, c, d])| {
+            let adapter = |a: &Var, b: &Var| ExpertAdapter { a: tensor(a), b: tensor(b), scale };
+            let frozen = weights.each_ref().map(|var| ExpertWeight::Wide(var.as_detached_tensor()));
+            let (gate_up_adapter, down_adapter) =
+                (has_inner.then(|| adapter(a, b)), has_outer.then(|| adapter(c, d)));
+            Expert { gate_up_adapter, down_adapter, ..Expert::new(frozen) }
+        });
+        let adapted = Experts::of(adapted.collect(), Gate::Silu)?;
+        let merged = case.weights.iter().zip(&matrices).map(|([gate, up, down], [a, b, c, d])| {
+            let add = |weight: &Var, a: &Tensor, b: &Tensor, has: bool| match has {
+                true => weight.as_detached_tensor() + b.matmul(a)?.affine(scale, 0.0)?,
+                false => Ok(weight.as_detached_tensor()),
+            };
+            Ok([
+                add(gate, a, &b.narrow(0, 0, 9)?, has_inner)?,
+                add(up, a, &b.narrow(0, 9, 9)?, has_inner)?,
+                add(down, c, d, has_outer)?,
+            ])
+        });
+        let merged = Experts::new(merged.collect::<Result<_>>()?, Gate::Silu)?;
+        let scores = Linear::new(case.router.as_detached_tensor(), None);
+        let router = Router::new("gate", per_token)?;
+        let weighted = Tensor::randn(0f64, 1.0, (tokens, 6), &Device::Cpu)?;
+        let run = |experts: &Experts| {
+            let y = experts.forward(&case.x, &router.route(&scores.forward(&case.x)?)?)?;
+            Ok::<_, candle_core::Error>((y.detach(), backward(&(y * &weighted)?.sum_all()?)?))
+        };
+        let ((y, grads), (expected_y, expected)) = (run(&adapted)?, run(&merged)?);
+        let gap = |a: &Tensor, b: &Tensor| (a - b)?.abs()?.max_all()?.to_scalar::<f64>();
+        assert!(gap(&y, &expected_y)? < 1e-12);
+        let own = matrices
+            .iter()
+            .flat_map(|[a, b, c, d]| [(a, has_inner), (b, has_inner), (c, has_outer), (d, has_outer)]);
+        for (var, has) in own.chain([(&case.x, true)]) {
+            assert_eq!(grads.get(var).is_some(), has);
+            let zeros = var.zeros_like()?;
+            let (got, expected) = (grads.get(var).unwrap_or(&zeros), expected.get(var).unwrap_or(&zeros));
+            assert!(gap(got, expected)? < 1e-11, "{count} experts, {:?}", var.dims());
+        }
+        assert!(case.weights.iter().flatten().all(|weight| grads.get(weight).is_none()));
+    }
+    Ok(())
+}
+
+/// Experts in few bits are those of the widened weights, and have no gradient.
+#[test]
+fn experts_in_few_bits_are_those_of_widened_weights() -> Result<()> {
+    for format in [Format::Nf4, Format::Int8] {
+        let random = |rows: usize, columns: usize| Tensor::randn(0f32, 0.5, (rows, columns), &Device::Cpu);
+        let (mut quantized, mut widened) = (Vec::new(), Vec::new());
+        for _ in 0..4 {
+            let all = [random(128, 64)?, random(128, 64)?, random(64, 128)?];
+            let matrices = all.each_ref().map(|weight| QuantizedMatrix::quantize(format, weight));
+            let [gate, up, down] = matrices;
+            let matrices = [gate?, up?, down?];
+            let [gate, up, down] = matrices.each_ref().map(QuantizedMatrix::widen);
+            widened.push([gate?, up?, down?]);
+            let part = |matrix: &QuantizedMatrix| {
+                let (columns, scales) = (matrix.columns(), matrix.scales());
+                let bytes = format.row_bytes(columns)?;
+                let rows = matrix.blocks().len() / bytes;
+                Ok::<_, candle_core::Error>(ExpertWeight::Quantized(QuantizedPart {
+                    format,
+                    blocks: Tensor::from_slice(matrix.blocks(), (rows, bytes), &Device::Cpu)?,
+                    scales: Tensor::from_slice(&scales, scales.len(), &Device::Cpu)?,
+                    rows: (0..rows).map(|row| row * format.scales_per_row(columns)).collect(),
+                }))
+            };
+            let [gate, up, down] = matrices.each_ref().map(part);
+            quantized.push(Expert::new([gate?, up?, down?]));
+        }
+        let both = [Experts::of(quantized, Gate::Silu)?, Experts::new(widened, Gate::Silu)?];
+        let x = Var::from_tensor(&random(50, 64)?)?;
+        let routes = Router::new("gate", 2)?.route(&random(50, 4)?)?;
+        let [(y, own), (expected_y, expected)] = both.map(|experts| {
+            let y = experts.forward(&x, &routes).unwrap();
+            let grads = backward(&y.sqr().unwrap().sum_all().unwrap()).unwrap();
+            (y.detach(), grads.get(&x).unwrap().clone())
+        });
+        for (got, expected) in [(y, expected_y), (own, expected)] {
+            let (gap, size) = ((got - &expected)?.abs()?.max_all()?, expected.abs()?.max_all()?);
+            assert!(gap.to_scalar::<f32>()? < 1e-5 * size.to_scalar::<f32>()?, "{format:?}: {gap}");
+        }
+    }
     Ok(())
 }
