@@ -11,9 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use candle_core::DType;
 use candle_nn::Optimizer;
-use comm::Local;
+use comm::{Communicator, Local};
 use girandole::{IsTrained, Layout};
 use models::{LabelsConfig, Lora, LoraConfig, ModelConfig, Problem};
+use ops::quantized::Format;
 use pipeline::ScheduleKind;
 use plan::language::{Subject, Training};
 use training::build::Recompute;
@@ -230,6 +231,51 @@ fn the_most_that_magnitudes_of_adapters_hold_is_planned() {
         let (with, without) = (of(true), of(false));
         let [planned, held] = [with[0] - without[0], with[1] - without[1]];
         assert!((planned - held).abs() <= 2e6, "{dtype:?}: {planned} planned, {held} held");
+    }
+}
+
+/// Adapters of experts keep nothing of their own, and experts in few bits are not widened as a whole.
+#[test]
+fn the_most_that_adapters_of_experts_hold_is_planned() {
+    let _alone = alone();
+    let text = r#"{"model_type": "qwen3_moe", "head_dim": 64, "vocab_size": 64, "hidden_size": 512, "intermediate_size": 1024,
+        "moe_intermediate_size": 512, "num_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 3,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "hidden_act": "silu", "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5, "initializer_range": 0.02, "tie_word_embeddings": false, "rope_theta": 10000.0}"#;
+    let model = ModelConfig::from_json(text).unwrap();
+    let targets = ["all-linear", "experts.gate_up_proj", "experts.down_proj"].map(String::from).into();
+    let wide = Lora::new(&LoraConfig { rank: 8, targets, ..LoraConfig::default() }, &model).unwrap();
+    let training = Training { batch_size: 4, length: 256, ..Training::default() };
+    // Experts are computed by several threads.
+    let held = |lora: &Lora, layout: &Layout| {
+        let before = ALL_USED.load(Ordering::Relaxed);
+        let run = |comm: Arc<dyn Communicator>| {
+            let trained = Some(lora.trained());
+            let (mut parallel, tokens) =
+                common::parallel(comm.clone(), (&model, Some(lora)), layout, &training, trained)?;
+            let mut adam = Adam::named(parallel.named_vars(), AdamConfig::adamw()).unwrap();
+            for _ in 0..2 {
+                comm.barrier()?.wait()?;
+                ALL_MOST.store(ALL_USED.load(Ordering::Relaxed), Ordering::Relaxed);
+                comm.barrier()?.wait()?;
+                let step = parallel.step(&tokens, &tokens).unwrap();
+                adam.step(&step.grads)?;
+            }
+            Ok(())
+        };
+        Local::run_shared(layout.ranks(), run).unwrap();
+        (ALL_MOST.load(Ordering::Relaxed) - before) as f64 / layout.ranks() as f64
+    };
+    for lora in [wide.clone(), wide.quantized(Format::Nf4).unwrap(), wide.quantized(Format::Int8).unwrap()] {
+        for mesh in ["", "ep=2"] {
+            let layout: Layout = mesh.parse().unwrap();
+            let held = held(&lora, &layout);
+            let cost = Subject::new(model.clone(), Some(lora.clone())).estimate(&training, &layout).unwrap();
+            let planned = cost.most().total();
+            let most_off = 0.1 * held + 2e6;
+            let bits = lora.base_format();
+            assert!((planned - held).abs() <= most_off, "{mesh} {bits:?}: {planned} planned, {held} held");
+        }
     }
 }
 
