@@ -43,6 +43,7 @@ mod cuda;
 mod defer;
 mod dense;
 mod dropout;
+mod dtype;
 mod error;
 mod graph;
 mod kept;
@@ -63,6 +64,7 @@ mod warning;
 
 pub use defer::{DeferredGrads, defer, defer_weights};
 pub use dropout::Dropout;
+pub use dtype::wide_dtype;
 pub use error::{Error, Result};
 pub use graph::activation_bytes;
 pub use kept::SavedBytes;
@@ -73,7 +75,7 @@ pub use op::{
     SelfAttention, attention, attention_with_key_mask, binary_cross_entropy, cast, columns, conv2d,
     correction_moves, cross_entropy, embedding, experts, gated_mlp, geglu, geglu_tanh, gelu, layer_norm,
     linear, linear_cross_entropy, linear_log_probs, linear_no_bias, log_softmax, max_pool2d, mse,
-    multihead_attention, relu, rms_norm, scale_rows, self_attention, sigmoid, softmax, swiglu, wide_dtype,
+    multihead_attention, relu, rms_norm, scale_rows, self_attention, sigmoid, softmax, swiglu,
 };
 pub use precision::{Precision, autocast};
 pub use recompute::{

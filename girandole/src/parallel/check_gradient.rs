@@ -5,8 +5,8 @@ use comm::{Operation, ReduceOp, all_gather_object};
 use ops::Precision;
 use strategy::DistributedModel;
 use training::build::Model;
-use training::internal::{CheckedLoss, CheckedPart, KeptVars, check_gradient_of};
-use training::{GradientCheck, GradientCheckConfig, OnMissingGradient};
+use training::internal::{CheckedLoss, CheckedPart, check_gradient_of};
+use training::{GradientCheck, GradientCheckConfig};
 
 use super::micro_batches::Prepared;
 use super::{Kind, Parallel, Step};
@@ -19,8 +19,9 @@ impl<M: Model> Parallel<M> {
     /// Checks the gradients of the last [`step`](Self::step) by forward passes with changed parameters, before the optimizer
     /// changes any ([`training::check_gradient`]): what an operation without backward has lost is found in every layout, with
     /// the parameters' names. Call on every rank, with the batch of the step. Parameters and running statistics are afterwards
-    /// as before, to the bit. Products are in f32; parameters of 16 bits cannot be checked, and are undecided. Gradients of a step
-    /// with products in 16 bits ([`autocast`](ops::autocast)) are computed once more in f32, since rounding may have made some zero.
+    /// as before, to the bit. Products are in f32; parameters of 16 bits cannot be checked, and are undecided. Rounding
+    /// may have made gradients of a step with products in 16 bits ([`autocast`](ops::autocast)) zero: give those of
+    /// [`step_in_f32`](Self::step_in_f32).
     ///
     /// # Cost
     /// At most [`GradientCheckConfig::forward_passes`] evaluations of the batch, and some more to find the place of what is
@@ -36,28 +37,8 @@ impl<M: Model> Parallel<M> {
         config: &GradientCheckConfig,
     ) -> Result<GradientCheck> {
         self.check()?;
-        let precision = Precision::of_scope();
-        let check = Precision::F32.scope(|| match precision {
-            Precision::Bf16 => {
-                let step = self.repeated(batch)?;
-                self.try_check_gradient(batch, &step, config)
-            }
-            _ => self.try_check_gradient(batch, step, config),
-        });
+        let check = Precision::F32.scope(|| self.try_check_gradient(batch, step, config));
         self.note(check)
-    }
-
-    /// Computes the last step once more, and leaves of it nothing but what is returned.
-    fn repeated(&mut self, batch: &Batch) -> Result<Step> {
-        let _kept = KeptVars::of(self.buffers().iter().map(|(_, var)| var))?;
-        let (routing, scaler) = (self.routing.clone(), self.scaler.clone());
-        // What has no gradient was told in the step.
-        let on_missing = std::mem::replace(&mut self.config.audit.on_missing, OnMissingGradient::Ignore);
-        self.steps = self.steps.saturating_sub(1);
-        let step = self.forward_backward(Ok(batch.clone()));
-        self.config.audit.on_missing = on_missing;
-        (self.routing, self.scaler) = (routing, scaler);
-        step
     }
 
     fn try_check_gradient(

@@ -14,7 +14,6 @@ mod norm;
 mod pieces;
 mod preferences;
 mod stages;
-
 mod trained;
 
 use std::collections::HashSet;
@@ -30,7 +29,7 @@ use ops::RowContext;
 use tensor_parallel::Shards;
 use training::build::Model;
 use training::internal::GradSums;
-use training::{LossScaler, named_vars};
+use training::{LossScaler, OnMissingGradient, named_vars};
 
 use crate::Layout;
 
@@ -132,6 +131,13 @@ pub struct Evaluation {
     pub sums: Vec<f64>,
     /// What was found of pairs, if the rows have them.
     pub preferences: Option<PreferenceReport>,
+}
+
+/// What a step changes beside buffers and gradients.
+pub(crate) struct BeforeStep {
+    on_missing: OnMissingGradient,
+    routing: balance::Routing,
+    scaler: Option<LossScaler>,
 }
 
 impl<M: Model> Parallel<M> {
@@ -269,6 +275,20 @@ impl<M: Model> Parallel<M> {
         let floats = vars.iter().filter(|(_, var)| var.dtype().is_float());
         let parameters = floats.map(|(name, var)| (name.as_str(), var.dims(), grads.get(var).is_some()));
         Ok(self.config.audit.act("Parallel", self.axes.mesh.axis("tp")?.rank() == 0, parameters)?)
+    }
+
+    /// Takes what a step changes beside buffers and gradients, so that the last step can be computed once more; missing gradients, which
+    /// were reported then, are not again.
+    pub(crate) fn before_step(&mut self) -> BeforeStep {
+        let on_missing = std::mem::replace(&mut self.config.audit.on_missing, OnMissingGradient::Ignore);
+        self.steps = self.steps.saturating_sub(1);
+        BeforeStep { on_missing, routing: self.routing.clone(), scaler: self.scaler.clone() }
+    }
+
+    /// The inverse of [`before_step`](Self::before_step), after the step.
+    pub(crate) fn restore(&mut self, before: BeforeStep) {
+        (self.config.audit.on_missing, self.routing, self.scaler) =
+            (before.on_missing, before.routing, before.scaler);
     }
 
     /// Divides scaled gradients by the loss scale. Returns false, and empty gradients, if one was not finite on some

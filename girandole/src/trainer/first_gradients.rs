@@ -3,11 +3,12 @@
 use std::time::Instant;
 
 use candle_core::DType;
+use ops::Precision;
 use training::OnMissingGradient;
 use training::build::Model;
 
 use super::Trainer;
-use crate::{Batch, Result, Step};
+use crate::{Batch, Parallel, Result, Step};
 
 /// The time of a check of gradients, which is not the step's.
 #[derive(Debug, Default)]
@@ -18,8 +19,14 @@ pub(super) struct CheckTime {
 }
 
 impl<M: Model> Trainer<'_, M> {
-    /// Checks the gradients of the first step of a new run, where it costs little.
-    pub(super) fn check_first_gradients(&mut self, batch: &Batch, step: &Step) -> Result<CheckTime> {
+    /// Checks the gradients of the first step of a new run, where it costs little: those that `in_f32` computes of it once more, if its
+    /// products are in 16 bits.
+    pub(super) fn check_first_gradients(
+        &mut self,
+        batch: &Batch,
+        step: &Step,
+        in_f32: impl FnOnce(&mut Parallel<M>) -> Result<Step>,
+    ) -> Result<CheckTime> {
         let (began, before) = (Instant::now(), self.model.stats());
         let config = &self.config.gradient_check;
         // In 16 bits nothing could be told apart from rounding.
@@ -33,7 +40,13 @@ impl<M: Model> Trainer<'_, M> {
             tracing::debug!("gradients are not checked: {work} multiplications a pass are too many");
             return Ok(CheckTime::default());
         }
-        let check = self.model.check_gradient(batch, step, config)?;
+        let check = match Precision::of_scope() {
+            Precision::Bf16 => {
+                let step = in_f32(self.model)?;
+                self.model.check_gradient(batch, &step, config)?
+            }
+            _ => self.model.check_gradient(batch, step, config)?,
+        };
         tracing::debug!(
             "gradients of {} parameters checked in {} forward passes; undecided: {:?}",
             check.parameters,

@@ -24,11 +24,11 @@
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
-use ops::{Balance, Documents, Preferences, backward};
+use ops::{Balance, Documents, Precision, Preferences, backward};
 use strategy::DistributedModel;
 use training::LossScaler;
 use training::build::Model;
-use training::internal::{GradSums, clip_factor};
+use training::internal::{GradSums, KeptVars, clip_factor};
 
 use super::first_gradients::CheckTime;
 use super::{StepReport, Trainer};
@@ -71,7 +71,9 @@ impl<M: Model> Trainer<'_, M> {
             None => CheckTime::default(),
             Some(batch) => {
                 let span = tracing::info_span!("gradient check");
-                span.in_scope(|| self.check_first_gradients(&batch, &step))?
+                span.in_scope(|| {
+                    self.check_first_gradients(&batch, &step, |model| model.step_in_f32(&batch))
+                })?
             }
         };
 
@@ -184,7 +186,22 @@ impl<M: Model> Parallel<M> {
         self.note(step)
     }
 
-    pub(crate) fn forward_backward(&mut self, batch: Result<Batch>) -> Result<Step> {
+    /// Computes the last step once more, with products in f32, and leaves of it nothing but what it returns: running statistics, loads
+    /// of experts and the loss scale are afterwards as before. Call on every rank, with the batch of the step.
+    ///
+    /// # Errors
+    /// Those of [`step`](Self::step).
+    pub fn step_in_f32(&mut self, batch: &Batch) -> Result<Step> {
+        self.check()?;
+        let kept = KeptVars::of(self.buffers().iter().map(|(_, var)| var))?;
+        let before = self.before_step();
+        let step = Precision::F32.scope(|| self.forward_backward(Ok(batch.clone())));
+        self.restore(before);
+        drop(kept);
+        self.note(step)
+    }
+
+    fn forward_backward(&mut self, batch: Result<Batch>) -> Result<Step> {
         let Prepared { batch, parts, total, loss_factor, .. } = self.prepare(batch, usize::MAX)?;
         self.steps += 1;
         let asked = Documents::asked();

@@ -30,7 +30,7 @@ mod self_attention;
 mod sigmoid;
 mod softmax;
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
 pub use attention::{AttentionConfig, AttentionMask, attention, attention_with_key_mask};
 pub use binary_cross_entropy::binary_cross_entropy;
@@ -60,29 +60,8 @@ pub use self_attention::{SelfAttention, multihead_attention, self_attention};
 pub use sigmoid::sigmoid;
 pub use softmax::{log_softmax, softmax};
 
+use crate::dtype::working_dtype;
 use crate::{Error, Result};
-
-/// The dtype in which numbers of this one are computed with where 16 bits would not do: f32 for f16 and bf16, and itself for any other.
-///
-/// ```
-/// use candle_core::DType;
-///
-/// assert_eq!([DType::BF16, DType::F64].map(ops::wide_dtype), [DType::F32, DType::F64]);
-/// ```
-pub fn wide_dtype(dtype: DType) -> DType {
-    match dtype {
-        DType::F16 | DType::BF16 => DType::F32,
-        dtype => dtype,
-    }
-}
-
-/// The dtype that an operation computes in, for an input dtype.
-pub(crate) fn working_dtype(operation: &'static str, dtype: DType) -> Result<DType> {
-    match wide_dtype(dtype) {
-        wide @ (DType::F32 | DType::F64) => Ok(wide),
-        got => Err(Error::UnsupportedDtype { operation, got }),
-    }
-}
 
 /// Checks that a norm's parameter has one element for each column of `x`, and the same dtype.
 fn check_parameter(

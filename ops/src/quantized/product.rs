@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use super::{Format, QuantizedMatrix, Scales};
 use crate::blocks::has_one_thread;
 use crate::dense::{dense, with_numbers};
-use crate::op::working_dtype;
+use crate::dtype::working_dtype;
 use crate::product::{Element, Matrix, ProductConfig};
 use crate::recompute::copied;
 use crate::{Error, Precision, kept_result, tape};
