@@ -39,6 +39,8 @@ const INHERITED_VARIABLES: [&str; 8] = [
 pub(super) const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
 /// Number of candle's threads in a process.
 pub(super) const THREADS: &str = "RAYON_NUM_THREADS";
+/// Whether errors of libraries have the stack where they were made, behind their line.
+const ERROR_BACKTRACES: &str = "RUST_LIB_BACKTRACE";
 
 /// The settings that all ranks of this node share. Not `Debug`: it holds the secret.
 pub(super) struct Job {
@@ -174,6 +176,10 @@ impl Job {
             .env(SPAWNER_PID, &self.spawner)
             .env(COMMANDS, &self.commands)
             .env(notes::WANTED, if self.notes { "1" } else { "0" });
+        if std::env::var_os(ERROR_BACKTRACES).is_none() {
+            // An error is one line; a panic's stack is another matter.
+            command.env(ERROR_BACKTRACES, "0");
+        }
         if let Some(threads) = &self.threads {
             command.env(THREADS, threads);
         }

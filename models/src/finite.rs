@@ -10,6 +10,14 @@ pub(crate) fn first_not_finite(tensor: &Tensor, converted: &Tensor) -> Result<Op
     Ok(Some((place, number)))
 }
 
+/// Returns the number with the largest magnitude, or the first that is not finite, with its place; `None` of no numbers.
+pub(crate) fn largest(tensor: &Tensor) -> Result<Option<(usize, f64)>> {
+    let numbers = tensor.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+    let magnitude = |number: f64| if number.is_nan() { f64::INFINITY } else { number.abs() };
+    let larger = |a: (usize, f64), b: (usize, f64)| if magnitude(b.1) > magnitude(a.1) { b } else { a };
+    Ok(numbers.into_iter().enumerate().reduce(larger))
+}
+
 fn place(flat: &Tensor) -> Result<Option<usize>> {
     let flat = flat.contiguous()?;
     let (storage, layout) = flat.storage_and_layout();
@@ -33,13 +41,13 @@ fn first<T>(all: &[T], is_finite: impl Fn(&T) -> bool) -> Option<usize> {
 }
 
 /// Describes a number that is not finite, or not in a dtype, at a place of a tensor of these dimensions.
-pub(crate) fn problem(name: &str, dims: &[usize], place: usize, number: f64, dtype: DType) -> String {
+pub(crate) fn problem(name: &str, dims: &[usize], place: usize, number: f64, dtype: &str) -> String {
     let mut rest = place;
     let mut index: Vec<usize> = dims.iter().rev().map(|dim| (rest % dim, rest /= dim).0).collect();
     index.reverse();
     let at = format!("tensor {name} has {number} at {index:?}");
     match number.is_finite() {
-        true => format!("{at}, which {} cannot hold: take a wider type", dtype.as_str()),
+        true => format!("{at}, which {dtype} cannot hold: take a wider type"),
         false => format!("{at}: the file is damaged, or the training that wrote it had diverged"),
     }
 }

@@ -220,7 +220,7 @@ impl Folder {
                 let wide = blocks.dequantize(&Device::Cpu)?.narrow(0, start - first * size, end - start)?;
                 let converted = wide.to_dtype(dtype)?.contiguous()?;
                 if let Some((place, number)) = finite::first_not_finite(&wide, &converted)? {
-                    let problem = finite::problem(name, &entry.dims, start + place, number, dtype);
+                    let problem = finite::problem(name, &entry.dims, start + place, number, dtype.as_str());
                     return Err(Error::Format { path: self.files[entry.file].0.clone(), problem });
                 }
                 read.slice_set(&converted, 0, done)?;
@@ -270,7 +270,7 @@ impl Folder {
                     let converted = piece.to_dtype(dtype)?;
                     if let Some((place, number)) = finite::first_not_finite(&piece, &converted)? {
                         let place = element(ranges, done + place);
-                        let problem = finite::problem(name, &entry.dims, place, number, dtype);
+                        let problem = finite::problem(name, &entry.dims, place, number, dtype.as_str());
                         return Err(Error::Format { path: path.clone(), problem });
                     }
                     read.slice_set(&converted, 0, done)?;

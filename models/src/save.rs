@@ -214,7 +214,7 @@ impl FolderWriter {
             && let Some((place, number)) = finite::first_not_finite(&tensor, &converted)?
             && number.is_finite()
         {
-            let problem = finite::problem(name, &dims, place, number, dtype);
+            let problem = finite::problem(name, &dims, place, number, dtype.as_str());
             return Err(Error::Format { path: self.folder.clone(), problem });
         }
         let (path, writer) = &mut self.files[file];

@@ -207,7 +207,7 @@ fn check_base(format: Format, model: &ModelConfig, options: &TrainOptions) -> Re
         Some((field, width)) => {
             let (blocks, tp) = (width / block, layout.tp);
             let help = format!(
-                "{field} of {width} in {bits} bits is {blocks} blocks of {block}, which cannot be divided over tp={tp} ranks"
+                "{field} of {width} in {bits} bits: the number of its blocks of {block}, {blocks}, cannot be divided over tp={tp} ranks"
             );
             refuse("--mesh", layout.to_string(), help)
         }
@@ -215,7 +215,8 @@ fn check_base(format: Format, model: &ModelConfig, options: &TrainOptions) -> Re
 }
 
 fn finite(text: &str) -> std::result::Result<f64, &'static str> {
-    text.parse().ok().filter(|number: &f64| number.is_finite()).ok_or("give a finite number")
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number != 0.0);
+    number.ok_or("give a finite number other than 0, with which adapters would change nothing")
 }
 
 /// Refuses a layer that is given twice.

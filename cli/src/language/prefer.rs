@@ -43,6 +43,9 @@ impl LossOption {
 
 /// Options of `prefer`.
 #[derive(Debug, Clone, Args)]
+// Of heads for labels, which `finetune` trains: they are refused.
+#[command(mut_arg("task", |arg| arg.hide(true)), mut_arg("labels", |arg| arg.hide(true)))]
+#[command(mut_arg("center_rewards", |arg| arg.hide(true)))]
 #[command(after_help = "\
 Trains a Hugging Face model on pairs of answers, JSON lines with `chosen`, `rejected` and usually
 `prompt`, so that it prefers the chosen ones; in any layout (--mesh), whole or with adapters, as

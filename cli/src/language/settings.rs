@@ -182,9 +182,8 @@ pub(super) fn refuse_another_model(changed: &[ChangedSetting], option: &str, got
         return Ok(());
     };
     let ChangedSetting { name, before, now } = other;
-    let help = format!(
-        "{name} of that run was another ({before}, and this is {now}): give the same, or another folder"
-    );
+    let help =
+        format!("{name}: not as in that run ({before} then, {now} now): give the same, or another folder");
     Err(Error::Contradiction { option: option.into(), got: got.display().to_string(), help })
 }
 

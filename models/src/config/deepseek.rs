@@ -77,8 +77,11 @@ pub(super) fn read(fields: &mut Fields<'_>) -> Result<ModelConfig> {
             format!("{name} of {count}: layers that predict further tokens are not read, trained or saved")
         }));
     }
-    // Of the number of processes that trained, and of the loss that balanced experts.
-    for name in ["ep_size", "seq_aux", "aux_loss_alpha"] {
+    notes.extend(fields.not_negative("aux_loss_alpha")?.filter(|alpha| *alpha > 0.0).map(|alpha| {
+        format!("aux_loss_alpha of {alpha}: no loss that balances experts is added by it, as in transformers (--balance row adds one)")
+    }));
+    // Of the number of processes that trained, and of the form of that loss.
+    for name in ["ep_size", "seq_aux"] {
         fields.value(name);
     }
     Ok(ModelConfig {

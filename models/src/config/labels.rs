@@ -79,6 +79,9 @@ impl LabelsConfig {
         if count == 0 {
             return refuse("the list of names", "empty".into(), "give one at least");
         }
+        if self.names.iter().any(String::is_empty) {
+            return refuse("a name", "empty".into(), "give each label a name");
+        }
         if let Some(twice) = (0..count).find(|id| self.id(&self.names[*id]) != Some(*id)) {
             return refuse(
                 "a name",

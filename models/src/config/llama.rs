@@ -100,7 +100,7 @@ fn kv_heads(family: Family, fields: &mut Fields<'_>, num_heads: usize) -> Result
 pub(super) fn padding(fields: &mut Fields<'_>) -> Option<String> {
     fields.value("pad_token_id").map(|token| {
         format!(
-            "pad_token_id of {token}: where rows contain that token, its embedding is trained like the others"
+            "pad_token_id of {token}: where rows contain that token, its embedding is trained like the others where the model is"
         )
     })
 }

@@ -212,16 +212,18 @@ impl GgufType {
         }
     }
 
-    /// Returns a tensor's bytes in the file; `path` is for the error about a number beyond f16.
+    /// Returns a tensor's bytes in the file; `path` is for the error about a number that the type, or the scale of its block, cannot hold.
     pub(crate) fn encode(self, name: &str, tensor: &Tensor, path: &Path) -> Result<Vec<u8>> {
         let tensor = tensor.contiguous()?;
-        if self == Self::F16 {
-            let converted = tensor.to_dtype(DType::F16)?;
-            if let Some((place, number)) = finite::first_not_finite(&tensor, &converted)? {
-                let problem = finite::problem(name, tensor.dims(), place, number, DType::F16);
+        let quantized = QTensor::quantize(&tensor, self.ggml())?;
+        let held = if self == Self::F32 { tensor.clone() } else { quantized.dequantize(tensor.device())? };
+        if finite::first_not_finite(&tensor, &held)?.is_some() {
+            // Of a block with a common scale, all are lost for the largest.
+            if let Some((place, number)) = finite::largest(&tensor)? {
+                let problem = finite::problem(name, tensor.dims(), place, number, &self.to_string());
                 return Err(Error::Format { path: path.into(), problem });
             }
         }
-        Ok(QTensor::quantize(&tensor, self.ggml())?.data()?.into_owned())
+        Ok(quantized.data()?.into_owned())
     }
 }
