@@ -15,12 +15,14 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::elastic::JobFolder;
 use super::environment::SPAWN_ID;
-use crate::platform::{processes, program};
+use crate::platform::{Killed, processes, program};
 
 /// Environment variable that makes a process a reaper; its value is the spawn id.
 const WARDEN: &str = "GIRANDOLE_WARDEN";
 /// Longer than a killed process takes to vanish, unless it hangs in the kernel.
 const VANISH_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longer than a process that executes a program has no environment, also on a busy machine.
+const EXECUTION: Duration = Duration::from_millis(200);
 
 /// The launcher's handle of the reaper. Dropping it kills what is left of the job, and waits until that is done.
 #[derive(Debug)]
@@ -97,8 +99,18 @@ fn ranks(mut words: impl Read) -> BTreeSet<i32> {
 
 /// Kills every process with this variable in its environment, until none is left or the time is over.
 fn end_all_with(variable: &[u8]) {
-    let began = Instant::now();
-    while processes::kill_all_with(variable) > 0 && began.elapsed() < VANISH_TIMEOUT {
+    let (began, mut undecided) = (Instant::now(), None);
+    while began.elapsed() < VANISH_TIMEOUT {
+        match processes::kill_all_with(variable) {
+            Killed { count: 0, undecided: 0 } => return,
+            Killed { count: 0, .. } => {
+                let since = *undecided.get_or_insert_with(Instant::now);
+                if since.elapsed() > EXECUTION {
+                    return;
+                }
+            }
+            Killed { .. } => undecided = None,
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -79,8 +79,8 @@ mod tests {
         let wide = Tensor::new(&[[1f32, -2.0, 3.0], [4.0, 70_000.0, 6.0]], &Device::Cpu).unwrap();
         let narrow = wide.to_dtype(DType::F16).unwrap();
         let (place, number) = first_not_finite(&wide, &narrow).unwrap().unwrap();
-        let said = problem("a", wide.dims(), place, number, DType::F16);
+        let said = problem("a", wide.dims(), place, number, "f16");
         assert_eq!(said, "tensor a has 70000 at [1, 1], which f16 cannot hold: take a wider type");
-        assert!(problem("a", &[2, 3], 5, f64::NAN, DType::F32).starts_with("tensor a has NaN at [1, 2]: "));
+        assert!(problem("a", &[2, 3], 5, f64::NAN, "f32").starts_with("tensor a has NaN at [1, 2]: "));
     }
 }

@@ -225,7 +225,9 @@ mod tests {
         };
         assert!(refused(&["--lr", BASE]).is_ok() && refused(&[FROZEN]).is_err());
         assert!(
-            refused(&["--lr", MODEL]).unwrap_err().contains("--checkpoint-dir: got c; the model of that run")
+            refused(&["--lr", MODEL])
+                .unwrap_err()
+                .contains("--checkpoint-dir: got c; the model: not as in that run")
         );
         assert_ne!(settings(100, false)["--lora-rslora"], settings(100, true)["--lora-rslora"]);
     }

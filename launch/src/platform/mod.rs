@@ -15,6 +15,13 @@ use linux as system;
 #[cfg(not(all(target_os = "linux", not(portable))))]
 use portable as system;
 
+/// How many processes of a job were killed, and how many others may be of it.
+#[derive(Debug, Default)]
+pub(crate) struct Killed {
+    pub(crate) count: usize,
+    pub(crate) undecided: usize,
+}
+
 pub(crate) use signals::{Mask, unblock, unblocked};
 pub(crate) use system::exits::Exits;
 pub(crate) use system::{guard, processes, program, socket, tie};

@@ -227,3 +227,27 @@ impl GgufType {
         Ok(quantized.data()?.into_owned())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    /// The scale of a block is a number of f16, so that one large weight would make all of its block NaN.
+    #[test]
+    fn what_the_scale_of_a_block_cannot_hold_is_named() {
+        let mut numbers = vec![0.25f32; 512];
+        for dtype in [GgufType::F16, GgufType::Q8_0, GgufType::Q4_0, GgufType::Q4K, GgufType::Q6K] {
+            let encode = |numbers: &[f32]| {
+                let tensor = Tensor::new(numbers, &Device::Cpu).unwrap().reshape((2, 256)).unwrap();
+                dtype.encode("a", &tensor, Path::new("m.gguf"))
+            };
+            numbers[300] = 1.0;
+            assert_eq!(encode(&numbers).unwrap().len(), dtype.bytes(512));
+            numbers[300] = -3e9;
+            let said = encode(&numbers).unwrap_err().to_string();
+            assert!(said.contains("a has -3000000000 at [1, 44], which"), "{dtype}: {said}");
+        }
+    }
+}

@@ -8,8 +8,9 @@ use candle_core::Tensor;
 use serde_json::{Map, Value};
 use training::internal::{AtomicFile, write_output, write_tensors};
 
+use super::config::{ALL, is_of_experts};
 use super::experts::ExpertMatrix;
-use super::{Lora, LoraConfig};
+use super::{Lora, LoraConfig, layers};
 use crate::error::TensorMismatches;
 use crate::files::{ADAPTER_CONFIG, ADAPTER_TENSORS, CONFIG};
 use crate::folder::Folder;
@@ -89,7 +90,20 @@ impl Lora {
         if self.model.labels.is_some() {
             write(CONFIG, Value::Object(self.model.json().clone()))?;
         }
-        write(ADAPTER_CONFIG, self.config.json(&self.model, self.base.as_deref()))
+        let config = LoraConfig { targets: self.targets_in_file(), ..self.config.clone() };
+        write(ADAPTER_CONFIG, config.json(&self.model, self.base.as_deref()))
+    }
+
+    /// Returns the targets as a folder has them: of a model with experts by their names, since peft takes "all-linear" for these as well.
+    fn targets_in_file(&self) -> Vec<String> {
+        let targets = &self.config.targets;
+        if self.model.experts.is_none() || !targets.iter().any(|target| target == ALL) {
+            return targets.clone();
+        }
+        let linear = layers(&self.shapes).into_iter().filter(|layer| !names::is_of_expert(layer));
+        let named: BTreeSet<String> =
+            linear.filter_map(|layer| Some(layer.rsplit_once('.')?.1.to_string())).collect();
+        named.into_iter().chain(targets.iter().filter(|target| is_of_experts(target)).cloned()).collect()
     }
 
     /// Puts those of a layer's experts into the place of each, if there are all of them.

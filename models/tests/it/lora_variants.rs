@@ -127,6 +127,19 @@ fn variants_that_cannot_be_are_named() {
         let config = LoraConfig { targets, dora, ..LoraConfig::default() };
         Lora::new(&config, experts.config()).unwrap_err().to_string()
     };
+    // peft would add adapters of experts to "all-linear".
+    let lora = |targets: &[&str]| {
+        let targets = targets.iter().map(ToString::to_string).collect();
+        Lora::new(&LoraConfig { targets, ..LoraConfig::default() }, experts.config()).unwrap()
+    };
+    let (all, out) = (lora(&["all-linear", "experts.down_proj"]), tempfile::tempdir().unwrap());
+    let zeros = |dims: &Vec<usize>| Tensor::zeros(&dims[..], DType::F32, &Device::Cpu).unwrap();
+    all.save(out.path(), all.shapes().iter().map(|(name, dims)| (name.clone(), zeros(dims)))).unwrap();
+    let again = Lora::from_folder(out.path(), experts.config()).unwrap();
+    assert_eq!(again.shapes(), all.shapes());
+    let named =
+        ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj", "experts.down_proj"];
+    assert_eq!(again.config().targets, named);
     let line = of(&["experts.down_proj"], true);
     assert!(line.contains("dora is true; adapters of experts have neither dropout nor magnitudes"), "{line}");
     let line = of(&["experts.gate_proj"], false);

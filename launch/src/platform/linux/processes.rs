@@ -2,19 +2,80 @@
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// Kills every process with this variable, `NAME=value`, in its environment. Returns how many there were.
-pub(crate) fn kill_all_with(variable: &[u8]) -> usize {
-    let Ok(processes) = std::fs::read_dir("/proc") else { return 0 };
-    let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(Pid::from_raw).filter(|&pid| kill(pid, variable)).count()
+use crate::platform::Killed;
+
+/// What a process is to a job.
+enum Kind {
+    Ours,
+    Another,
+    /// It has no environment that can be read: it may just be executing a program, and have it a moment later.
+    Undecided,
 }
 
-fn kill(pid: Pid, variable: &[u8]) -> bool {
+/// Kills every process with this variable, `NAME=value`, in its environment. Of processes without one, those count as undecided that have
+/// been started since this one was: a process that is executing a program has none for a moment.
+pub(crate) fn kill_all_with(variable: &[u8]) -> Killed {
+    let (mut found, own_start) = (Killed::default(), start_of_living("self"));
+    let Ok(processes) = std::fs::read_dir("/proc") else { return found };
+    let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    for pid in pids.filter_map(Pid::from_raw) {
+        match kill(pid, variable, own_start) {
+            Kind::Ours => found.count += 1,
+            Kind::Undecided => found.undecided += 1,
+            Kind::Another => {}
+        }
+    }
+    found
+}
+
+fn kill(pid: Pid, variable: &[u8], own_start: Option<u64>) -> Kind {
     // The pidfd guarantees that the process that is checked is the one that is killed, even if its id is reused. The
     // environment of a process that has ended, or that belongs to another user, cannot be read.
-    let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
-    let path = format!("/proc/{}/environ", pid.as_raw_nonzero());
-    let Ok(environment) = std::fs::read(path) else { return false };
+    let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else { return Kind::Another };
+    let id = pid.as_raw_nonzero().to_string();
+    let Ok(environment) = std::fs::read(format!("/proc/{id}/environ")) else { return Kind::Another };
+    if environment.is_empty() {
+        let is_new = start_of_living(&id).zip(own_start).is_some_and(|(start, own)| start >= own);
+        return if is_new { Kind::Undecided } else { Kind::Another };
+    }
     let ours = environment.split(|&byte| byte == 0).any(|other| other == variable);
-    ours && pidfd_send_signal(handle, Signal::KILL).is_ok()
+    match ours && pidfd_send_signal(handle, Signal::KILL).is_ok() {
+        true => Kind::Ours,
+        false => Kind::Another,
+    }
+}
+
+/// Returns when a process was started, in the system's ticks; `None` if it has ended, or is a thread of the system.
+fn start_of_living(id: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();
+    let (state, start, memory) = (*fields.first()?, fields.get(19)?.parse().ok()?, *fields.get(20)?);
+    (!"ZX".contains(state) && memory != "0").then_some(start)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// A process without an environment may be one that is executing a program.
+    #[test]
+    fn a_new_process_without_an_environment_is_undecided() {
+        let before = kill_all_with(b"GIRANDOLE_NO_SUCH=1");
+        assert_eq!(before.count, 0);
+        let mut child = Command::new("sleep").arg("1000").env_clear().spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        let own = start_of_living("self");
+        let is_undecided = |own| matches!(kill(pid, b"GIRANDOLE_NO_SUCH=1", own), Kind::Undecided);
+        let (new, old) = (is_undecided(own), is_undecided(own.map(|_| u64::MAX)));
+        child.kill().unwrap();
+        // A zombie is none.
+        let began = std::time::Instant::now();
+        while is_undecided(own) {
+            assert!(began.elapsed() < std::time::Duration::from_secs(60));
+        }
+        child.wait().unwrap();
+        assert!(new && !old);
+    }
 }

@@ -3,11 +3,12 @@
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::apple::{all_processes, environment};
+use crate::platform::Killed;
 
-/// Kills every process with this variable, `NAME=value`, in its environment. Returns how many there were.
-pub(crate) fn kill_all_with(variable: &[u8]) -> usize {
+/// Kills every process with this variable, `NAME=value`, in its environment.
+pub(crate) fn kill_all_with(variable: &[u8]) -> Killed {
     let pids = all_processes().into_iter().filter(|&pid| pid > 0).filter_map(Pid::from_raw);
-    pids.filter(|&pid| kill(pid, variable)).count()
+    Killed { count: pids.filter(|&pid| kill(pid, variable)).count(), undecided: 0 }
 }
 
 /// Kills the process if it has the variable. The environment of a process that has ended, or that belongs to another
