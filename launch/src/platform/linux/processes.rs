@@ -1,30 +1,42 @@
 //! Finds and kills processes that belong to a job, wherever they come from.
 
+use std::os::fd::OwnedFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::platform::Killed;
 
 /// What a process is to a job.
 enum Kind {
-    Ours,
+    /// It is of the job, and has been sent a signal that kills it.
+    Ours(OwnedFd),
     Another,
     /// It has no environment that can be read: it may just be executing a program, and have it a moment later.
     Undecided,
 }
 
-/// Kills every process with this variable, `NAME=value`, in its environment. Of processes without one, those count as undecided that have
-/// been started since this one was: a process that is executing a program has none for a moment.
+/// Kills every process with this variable, `NAME=value`, in its environment, and waits until they have ended, a second at most. Of
+/// processes without an environment, those count as undecided that have been started since this one was: a process that is executing a
+/// program has none for a moment.
 pub(crate) fn kill_all_with(variable: &[u8]) -> Killed {
     let (mut found, own_start) = (Killed::default(), start_of_living("self"));
     let Ok(processes) = std::fs::read_dir("/proc") else { return found };
     let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut killed = Vec::new();
     for pid in pids.filter_map(Pid::from_raw) {
         match kill(pid, variable, own_start) {
-            Kind::Ours => found.count += 1,
+            Kind::Ours(handle) => killed.push(handle),
             Kind::Undecided => found.undecided += 1,
             Kind::Another => {}
         }
     }
+    // One that is ending has no environment any more, and so would not be found again.
+    for handle in &killed {
+        let second = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let _ = poll(&mut [PollFd::new(handle, PollFlags::IN)], Some(&second));
+    }
+    found.count = killed.len();
     found
 }
 
@@ -39,8 +51,8 @@ fn kill(pid: Pid, variable: &[u8], own_start: Option<u64>) -> Kind {
         return if is_new { Kind::Undecided } else { Kind::Another };
     }
     let ours = environment.split(|&byte| byte == 0).any(|other| other == variable);
-    match ours && pidfd_send_signal(handle, Signal::KILL).is_ok() {
-        true => Kind::Ours,
+    match ours && pidfd_send_signal(&handle, Signal::KILL).is_ok() {
+        true => Kind::Ours(handle),
         false => Kind::Another,
     }
 }
