@@ -74,12 +74,12 @@ mod tests {
     /// A process without an environment may be one that is executing a program.
     #[test]
     fn a_new_process_without_an_environment_is_undecided() {
-        let before = kill_all_with(b"GIRANDOLE_NO_SUCH=1");
+        let before = kill_all_with(b"NO_SUCH_VARIABLE=1");
         assert_eq!(before.count, 0);
         let mut child = Command::new("sleep").arg("1000").env_clear().spawn().unwrap();
         let pid = Pid::from_child(&child);
         let own = start_of_living("self");
-        let is_undecided = |own| matches!(kill(pid, b"GIRANDOLE_NO_SUCH=1", own), Kind::Undecided);
+        let is_undecided = |own| matches!(kill(pid, b"NO_SUCH_VARIABLE=1", own), Kind::Undecided);
         let (new, old) = (is_undecided(own), is_undecided(own.map(|_| u64::MAX)));
         child.kill().unwrap();
         // A zombie is none.
