@@ -22,6 +22,7 @@
 //! at connections on which something has come, and its limit of open files is what bounds the number of ranks.
 
 mod assembly;
+mod data_port;
 pub(crate) mod death_announcement;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;

@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
+use super::data_port::DataPort;
 use super::meeting_point::MeetingPoint;
 use super::message::{Failure, MAX_HOST};
 use super::parent::Parent;
 use super::table::Entrance;
 use super::text::{name_ranks, sanitize};
-use super::{GroupConnections, check_secret, listen, shm_unavailable_error};
+use super::{GroupConnections, check_secret, shm_unavailable_error};
 use crate::base::members::Members;
-use crate::connection::acceptor::{Acceptor, Limits, enlarge_backlog};
+use crate::connection::acceptor::{Acceptor, Limits};
 use crate::connection::handshake::{ClientClaim, Credentials, Purpose};
 use crate::connection::obstacle::Obstacle;
 use crate::connection::poll_thread::PollThread;
@@ -212,12 +213,14 @@ impl MeetingParams<'_> {
 
     /// Opens the listener for data connections.
     pub(super) fn listen_for_data(&self) -> Result<(TcpListener, u16)> {
-        let address = SocketAddr::new(self.bind.get(), 0);
-        let listener = listen(address)?;
-        enlarge_backlog(&listener);
-        let port =
-            listener.local_addr().map_err(|reason| Error::system("a listener's address", reason))?.port();
-        Ok((listener, port))
+        let port = self.reserve_data_port()?;
+        let number = port.number();
+        Ok((port.listen()?, number))
+    }
+
+    /// Reserves a port for data connections.
+    pub(super) fn reserve_data_port(&self) -> Result<DataPort> {
+        DataPort::reserve(SocketAddr::new(self.bind.get(), 0))
     }
 
     /// Returns the address that others should use; `None` where this rank listens on all addresses of its host.

@@ -66,15 +66,15 @@ impl Rank {
         Self { process, stdin, lines, read: Vec::new() }
     }
 
-    pub(crate) fn wait_for(&mut self, beginning: &str) {
-        loop {
-            let line = self.lines.recv_timeout(LIMIT);
-            let line = line.unwrap_or_else(|_| panic!("no {beginning} after {:?}", self.read));
+    /// Reads up to a line with this beginning; returns whether there was one within the limit.
+    pub(crate) fn reads(&mut self, beginning: &str) -> bool {
+        while let Ok(line) = self.lines.recv_timeout(LIMIT) {
             self.read.push(line);
             if self.read.last().is_some_and(|line| line.starts_with(beginning)) {
-                return;
+                return true;
             }
         }
+        false
     }
 }
 

@@ -17,6 +17,8 @@ pub(crate) struct Job {
     world_size: usize,
     timeout: f64,
     pub(crate) ranks: BTreeMap<usize, Rank>,
+    /// Ids of the processes that were killed.
+    killed: Vec<u32>,
 }
 
 /// How a rank has ended.
@@ -29,7 +31,13 @@ pub(crate) struct Ending {
 
 impl Job {
     pub(crate) fn start(world_size: usize, timeout: f64) -> Self {
-        let mut job = Self { dir: tempfile::tempdir().unwrap(), world_size, timeout, ranks: BTreeMap::new() };
+        let mut job = Self {
+            dir: tempfile::tempdir().unwrap(),
+            world_size,
+            timeout,
+            ranks: BTreeMap::new(),
+            killed: vec![],
+        };
         (0..world_size).for_each(|rank| job.add(rank, false));
         job.wait_for_groups(&(0..world_size).collect::<Vec<_>>());
         job
@@ -66,13 +74,23 @@ impl Job {
     pub(crate) fn kill(&mut self, ranks: &[usize]) {
         ranks.iter().for_each(|rank| self.signal(*rank, Signal::KILL));
         for rank in ranks {
-            assert_eq!(finish(self.ranks.remove(rank).unwrap()).signal, Some(9));
+            let process = self.ranks.remove(rank).unwrap();
+            self.killed.push(process.process.id());
+            let ending = finish(process);
+            assert_eq!(ending.signal, Some(9), "rank {rank}: {ending:?}");
         }
     }
 
     /// Waits until a rank reports that it is in this group.
     pub(crate) fn wait_for_group(&mut self, rank: usize, group: &[usize]) {
-        self.ranks.get_mut(&rank).unwrap().wait_for(&format!("@group {group:?} "));
+        let line = format!("@group {group:?} ");
+        if !self.ranks.get_mut(&rank).unwrap().reads(&line) {
+            let told = |(rank, process): (&usize, &mut Rank)| {
+                process.read.extend(process.lines.try_iter());
+                format!("rank {rank}: {:?}\n", process.read)
+            };
+            panic!("rank {rank}: no {line}\n{}", self.ranks.iter_mut().map(told).collect::<String>());
+        }
     }
 
     pub(crate) fn wait_for_groups(&mut self, group: &[usize]) {
@@ -99,7 +117,11 @@ impl Job {
             assert_eq!((ending.code, done(ending).as_ref()), (Some(0), Some(&first)), "{endings:?}");
         }
         let left: Vec<_> = std::fs::read_dir(self.dir.path()).unwrap().flatten().collect();
-        assert!(left.is_empty(), "files are left: {left:?}");
+        // One that is killed while it writes the group's file cannot remove its draft, which has its process' id in its name.
+        let is_draft = |name: &str| self.killed.iter().any(|id| name.starts_with(&format!("group.{id}-")));
+        let left: Vec<_> = left.iter().map(|entry| entry.file_name()).collect();
+        let all_drafts = left.iter().all(|name| is_draft(&name.to_string_lossy()));
+        assert!(all_drafts, "files are left: {left:?}");
     }
 }
 

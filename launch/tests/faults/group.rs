@@ -104,7 +104,10 @@ impl Group {
 
     /// Waits until these ranks have reported that they are ready.
     pub(crate) fn ready(&mut self, ranks: impl IntoIterator<Item = usize>) {
-        ranks.into_iter().for_each(|rank| self.rank(rank).wait_for("@ready"));
+        for rank in ranks {
+            let process = self.rank(rank);
+            assert!(process.reads("@ready"), "rank {rank} is not ready: {:?}", process.read);
+        }
     }
 
     pub(crate) fn all(&self) -> std::ops::Range<usize> {

@@ -56,7 +56,7 @@ impl Default for Limits {
 }
 
 /// Backlog of connections that wait to be accepted; the system has a limit of its own.
-const BACKLOG: i32 = 4096;
+pub(crate) const BACKLOG: i32 = 4096;
 
 /// Handler of an acceptor's connections.
 pub(crate) trait ConnectionHandler: Send + Sync {
@@ -110,7 +110,7 @@ impl Acceptor {
 
 /// Enlarges the listener's backlog: ranks may connect all at once, and strangers before them. If that fails, ranks
 /// connect again.
-pub(crate) fn enlarge_backlog(listener: &TcpListener) {
+fn enlarge_backlog(listener: &TcpListener) {
     let _ = rustix::net::listen(listener, BACKLOG);
 }
 

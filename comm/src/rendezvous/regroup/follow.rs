@@ -1,10 +1,11 @@
 //! Regrouping on all remaining ranks but the leader.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::time::Instant;
 
 use rustix::event::PollFlags;
 
+use super::super::data_port::DataPort;
 use super::super::member::{Leader, hello};
 use super::super::{MeetingParams, OwnInfo};
 use super::message::{GroupOffer, JoinAttempt, LIMIT, Promise, RegroupRequest, Reply};
@@ -26,7 +27,7 @@ impl RegroupState {
         let deadline = search.deadline;
         let config = self.config_as(0, 1);
         let plan = self.plan(&config, &[self.contact()], OwnInfo::new(config.transport), deadline);
-        let (listener, port) = plan.listen_for_data()?;
+        let port = plan.reserve_data_port()?;
         let come = {
             let state = self.state();
             let (history, promised) = (state.history.clone(), state.promised);
@@ -36,7 +37,7 @@ impl RegroupState {
                 history,
                 promised,
                 contacts,
-                hello: hello(&plan, port),
+                hello: hello(&plan, port.number()),
             })
         };
         let until = plan.deadline;
@@ -50,7 +51,7 @@ impl RegroupState {
             Ok(!search.is_given_up(leader))
         };
         match self.await_offer(&mut wire, &format!("rank {leader}"), deadline, &mut still_there)? {
-            Some(offer) => self.accept_offer(offer, wire, own, listener, deadline),
+            Some(offer) => self.accept_offer(offer, wire, own, port, deadline),
             None => {
                 // It has found a rank that was unresponsive before.
                 search.silent.clear();
@@ -107,7 +108,7 @@ impl RegroupState {
         GroupOffer { rank, history, contacts, others }: GroupOffer,
         mut wire: HandshakeStream,
         own: OwnInfo,
-        listener: TcpListener,
+        port: DataPort,
         deadline: Instant,
     ) -> Attempt<Regrouped> {
         let number = history.newest;
@@ -123,6 +124,8 @@ impl RegroupState {
         let config = self.config_as(rank, contacts.len());
         let agree = || self.agree(history.clone());
         let plan = MeetingParams { agreed: Some(&agree), ..self.plan(&config, &contacts, own, deadline) };
+        // The others connect once all have promised.
+        let listener = port.listen()?;
         wire.send(&Promise { number }, plan.deadline)
             .map_err(|fault| AttemptError::Again(format!("the leader of a new group: {fault}")))?;
         let meeting = Leader { plan: &plan, wire }.conclude(listener, &self.credentials)?;

@@ -104,7 +104,7 @@ impl RegroupState {
     }
 
     /// Chooses the members of the new group, if they may go on without the others.
-    fn choose(&self, search: &Search<'_>, room: usize) -> Attempt<NewGroup> {
+    fn choose(&self, search: &mut Search<'_>, room: usize) -> Attempt<NewGroup> {
         let mut state = self.state();
         let history = state.newest();
         let before = history.members();
@@ -123,6 +123,7 @@ impl RegroupState {
             .chain([self.own])
             .collect();
         if !history.may_form(&here) {
+            search.probe_again();
             return Err(AttemptError::Again(not_enough_description(&history, &here)));
         }
         let (members, others) =

@@ -94,6 +94,11 @@ impl RegroupState {
     /// Lets a rank wait to become a member, or tells it why it cannot.
     fn add_newcomer(&self, peer: WaitingRank, is_local: bool) {
         let mut state = self.state();
+        // This rank is in no group yet itself. The file is of one that has ended, and whose port is this rank's now.
+        if !state.history.is_known() {
+            drop(state);
+            return peer.send_away(&Reply::Elsewhere);
+        }
         // A rank that asks again has given up its first request.
         state.newcomers.retain(|other| other.wire.is_open() && other.contact != peer.contact);
         match self.incompatibility(&state, &peer, is_local) {

@@ -246,6 +246,16 @@ impl RegroupState {
         self.set_group(History::first(contacts.iter().map(|contact| contact.number).collect()), contacts)
     }
 
+    /// Returns whether this rank is a member of the newest group that it knows to have met.
+    fn has_met(&self) -> bool {
+        self.state().history.has_met_with(self.own)
+    }
+
+    /// Makes this rank a newcomer again. What it has promised stays.
+    fn forget_groups(&self) {
+        self.state().history = History::default();
+    }
+
     /// Records a group that this rank has agreed to, or that all others have agreed to, where this rank leads.
     fn agree(&self, history: History) {
         self.state().history = history;

@@ -30,7 +30,11 @@ pub(crate) fn join(config: &TcpConfig, elastic: &Elastic) -> Result<(Arc<Regroup
         let began = Instant::now();
         if let Some(endpoint) = endpoint.as_ref().filter(|endpoint| endpoint.state().history.is_known()) {
             // This rank has agreed to a group, and the others may have met with it.
-            return endpoint.regroup(&[], 0).map(|regrouped| (endpoint.clone(), regrouped));
+            match endpoint.regroup(&[], 0) {
+                // They have not: a newer group has met without this rank, which may ask that one.
+                Err(Error::Excluded { .. }) if !endpoint.has_met() => endpoint.forget_groups(),
+                outcome => return outcome.map(|regrouped| (endpoint.clone(), regrouped)),
+            }
         }
         let miss = match meeting_file::read(file, config.secret.is_none()) {
             Ok((address, nonce)) => {
@@ -61,13 +65,21 @@ pub(crate) fn join(config: &TcpConfig, elastic: &Elastic) -> Result<(Arc<Regroup
 }
 
 impl RegroupState {
-    fn request_admission(&self, address: std::net::SocketAddr, deadline: Instant) -> Attempt<Regrouped> {
+    pub(super) fn request_admission(
+        &self,
+        address: std::net::SocketAddr,
+        deadline: Instant,
+    ) -> Attempt<Regrouped> {
         self.state().addresses.clear();
+        if address == self.address {
+            // The system has given this rank the port of the one that wrote the file, which has ended.
+            return Err(AttemptError::Again(format!("the rank that listened at {address} has ended")));
+        }
         let config = self.config_as(0, 1);
         let plan = self.plan(&config, &[self.contact()], OwnInfo::new(config.transport), deadline);
         plan.check_secret(address.ip())?;
-        let (listener, port) = plan.listen_for_data()?;
-        let join = RegroupRequest::Join { contact: self.contact(), hello: hello(&plan, port) };
+        let port = plan.reserve_data_port()?;
+        let join = RegroupRequest::Join { contact: self.contact(), hello: hello(&plan, port.number()) };
         let (until, own) = (plan.deadline, plan.own);
         let caller = (&self.credentials, NO_NUMBER);
         let mut wire = connect(address, None, caller, &join, until)
@@ -79,7 +91,7 @@ impl RegroupState {
         };
         let first = format!("the first rank of the group, at {address},");
         match self.await_offer(&mut wire, &first, deadline, &mut still_there)? {
-            Some(offer) => self.accept_offer(offer, wire, own, listener, deadline),
+            Some(offer) => self.accept_offer(offer, wire, own, port, deadline),
             None => Err(AttemptError::Again(format!("{first} does not lead"))),
         }
     }

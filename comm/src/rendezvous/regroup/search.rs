@@ -38,6 +38,8 @@ pub(super) struct Search<'a> {
     pub(super) silent: BTreeSet<usize>,
     /// When each rank that was probed is to be probed again, and the pause after that.
     next_probes: BTreeMap<usize, (Instant, Duration)>,
+    /// Ranks that were probed since those that had come were last not enough to go on.
+    probed: BTreeSet<usize>,
     /// Number of probes in a row at which another program was at a rank's listener.
     strange: BTreeMap<usize, u32>,
 }
@@ -52,7 +54,7 @@ enum ProbeResult {
     Gone,
     /// No answer, or none that proves anything.
     Silent,
-    /// Another program is there, or one that has rejected this rank's proof.
+    /// Another program is there, or a rank of another job.
     Strange {
         on_this_host: bool,
     },
@@ -70,11 +72,11 @@ impl ProbeResult {
             }
             // The other side has proved to be of this job: the rank has ended, and its port was assigned to another one.
             ConnectError::OtherRank(_) if on_this_host => ProbeResult::Gone,
-            ConnectError::BadProof | ConnectError::NotOurs | ConnectError::Version(_) => {
-                ProbeResult::Strange { on_this_host }
-            }
-            // A rank that has too many callers may close the connection at this point.
-            ConnectError::ProofRefused => ProbeResult::Strange { on_this_host: false },
+            // A rank of this job accepts the proof of any other: one that refuses it is of another job.
+            ConnectError::BadProof
+            | ConnectError::ProofRefused
+            | ConnectError::NotOurs
+            | ConnectError::Version(_) => ProbeResult::Strange { on_this_host },
             fault if fault.is_out_of_files() => ProbeResult::Unsure,
             ConnectError::TimedOut | ConnectError::Io(_) | ConnectError::OtherRank(_) => ProbeResult::Silent,
             _ => ProbeResult::Unsure,
@@ -164,11 +166,11 @@ impl RegroupState {
 impl<'a> Search<'a> {
     pub(super) fn new(endpoint: &'a RegroupState, blamed: &[usize], deadline: Instant) -> Self {
         let blamed = blamed.iter().copied().collect();
-        let (gone, silent) = (BTreeSet::new(), BTreeSet::new());
+        let (gone, silent, probed) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         let (next_probes, strange) = (BTreeMap::new(), BTreeMap::new());
         let forming = FORM_TIMEOUT.min(endpoint.config.bounded_timeout() / 4);
         let last_call = deadline.checked_sub(forming).unwrap_or(deadline);
-        Self { endpoint, deadline, last_call, blamed, gone, silent, next_probes, strange }
+        Self { endpoint, deadline, last_call, blamed, gone, silent, next_probes, probed, strange }
     }
 
     /// Returns how long to wait for the answer of a leader.
@@ -279,6 +281,7 @@ impl<'a> Search<'a> {
             let here = self.probe_all(some, self.missing_deadline())?;
             for (number, _) in some {
                 let pause = self.next_probes.get(number).map_or(PAUSES[0], |(_, pause)| *pause);
+                self.probed.insert(*number);
                 self.next_probes.insert(*number, (Instant::now() + pause, (pause * 2).min(PAUSES[1])));
             }
             let leads = |number: &&usize| {
@@ -300,7 +303,12 @@ impl Search<'_> {
 
     /// Returns whether each of them was probed.
     pub(super) fn has_probed(&self, missing: &[(usize, SocketAddr)]) -> bool {
-        missing.iter().all(|(number, _)| self.next_probes.contains_key(number))
+        missing.iter().all(|(number, _)| self.probed.contains(number))
+    }
+
+    /// Has all that are missing probed once more, those too that are not waited for: they may have ended since.
+    pub(super) fn probe_again(&mut self) {
+        self.probed.clear();
     }
 }
 
@@ -328,7 +336,7 @@ mod tests {
             ),
             (
                 ConnectError::ProofRefused,
-                ProbeResult::Strange { on_this_host: false },
+                ProbeResult::Strange { on_this_host: true },
                 ProbeResult::Strange { on_this_host: false },
             ),
         ] {

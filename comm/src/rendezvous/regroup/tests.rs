@@ -112,6 +112,66 @@ fn a_group_of_one_that_others_may_join_needs_a_secret_as_any() {
     }
 }
 
+/// A rank that is blamed is not waited for; once it has ended, those that its loss leaves too few of may still go on.
+#[test]
+fn a_rank_that_is_not_waited_for_is_asked_again_where_its_end_matters() {
+    let listeners = listeners(2);
+    let contacts = contacts(&listeners);
+    let [still, second] = <[TcpListener; 2]>::try_from(listeners).unwrap();
+    let second = rank(1, second, &contacts);
+    let outcome = {
+        let second = second.clone();
+        spawn(move || second.regroup(&[0], 0).map(|regrouped| regrouped.numbers))
+    };
+    // It was asked, and has not answered.
+    still.accept().unwrap();
+    sleep(Duration::from_millis(200));
+    drop(still);
+    assert_eq!(outcome.join().unwrap().unwrap(), [1]);
+}
+
+/// A process of this job, or of another one, may be given the port of a rank that has ended.
+#[test]
+fn a_port_that_has_another_owner_now_stands_for_no_rank() {
+    let listeners = listeners(3);
+    let contacts = contacts(&listeners);
+    let [first, second, third] = <[TcpListener; 3]>::try_from(listeners).unwrap();
+    // A rank of another job, and one of this job that waits to be let in.
+    let _other_job = RegroupEndpoint::open(first, &config(), &Elastic::default(), 0, [8; 32]).unwrap();
+    let newcomer_there = RegroupEndpoint::open(second, &config(), &Elastic::default(), 7, [7; 32]).unwrap();
+    assert_eq!(regroup(&rank(2, third, &contacts)).join().unwrap().unwrap(), [2]);
+    // Nor does it let others in.
+    let mut wire = newcomer(&newcomer_there, 8, "127.0.0.1");
+    let reply = wire.receive(message::LIMIT, Instant::now() + TIMEOUT);
+    assert!(matches!(reply, Ok(message::Reply::Elsewhere)), "{reply:?}");
+}
+
+/// The file's rank has ended, and the newcomer has its port.
+#[test]
+fn a_newcomer_does_not_ask_itself() {
+    let config = TcpConfig { timeout: Duration::from_millis(300), ..config() };
+    let (listener, _) = RegroupEndpoint::listen(&config).unwrap();
+    let endpoint = RegroupEndpoint::open(listener, &config, &Elastic::default(), 5, [7; 32]).unwrap();
+    let deadline = Instant::now() + config.timeout;
+    let Err(AttemptError::Again(why)) = endpoint.request_admission(endpoint.address, deadline) else {
+        panic!("it has been let in, or refused for good")
+    };
+    assert!(why.contains("has ended"), "{why}");
+}
+
+/// The first group that a newcomer agrees to may never meet, and the others go on without it.
+#[test]
+fn a_newcomer_whose_group_has_not_met_asks_again() {
+    let [listener] = <[TcpListener; 1]>::try_from(listeners(1)).unwrap();
+    let endpoint = RegroupEndpoint::open(listener, &config(), &Elastic::default(), 5, [7; 32]).unwrap();
+    endpoint.agree(History::first([0, 1].into()).with_group(1, [1, 5].into()));
+    assert!(endpoint.state().history.is_known() && !endpoint.has_met());
+    endpoint.forget_groups();
+    assert!(!endpoint.state().history.is_known());
+    endpoint.agree(History::first([0, 1].into()).with_group(1, [1, 5].into()).met());
+    assert!(endpoint.has_met());
+}
+
 /// Connects as a newcomer with this number and address.
 fn newcomer(endpoint: &RegroupEndpoint, number: usize, ip: &str) -> HandshakeStream {
     newcomer_of(endpoint, number, ip, BuildInfo::own())
