@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use comm::{Communicator, Mesh, Stats};
+use comm::{Communicator, Mesh};
 use strategy::ParameterGroups;
 
 use crate::{Error, Result, ShardingStrategy};
@@ -48,14 +48,10 @@ impl Groups {
         self.averaged_over.all()
     }
 
-    /// Returns this rank's traffic in all groups. Several of them may be the same communicator, which is counted once.
-    pub(crate) fn stats(&self) -> Stats {
+    /// All groups. Several of them may be the same communicator.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<dyn Communicator>> {
         let same_shard = self.same_shard.iter().flat_map(ParameterGroups::groups);
-        let all: Vec<_> = self.averaged_over.groups().chain(&self.shard).chain(same_shard).collect();
-        let is_new = |(index, comm): &(usize, &&Arc<dyn Communicator>)| {
-            !all[..*index].iter().any(|before| Arc::ptr_eq(before, comm))
-        };
-        all.iter().enumerate().filter(is_new).fold(Stats::default(), |sum, (_, comm)| sum + comm.stats())
+        self.averaged_over.groups().chain(&self.shard).chain(same_shard)
     }
 
     /// Returns the number of shards.

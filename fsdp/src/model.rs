@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder};
 use comm::internal::{Digest, line_difference};
 use comm::{Communicator, Mesh, Stats};
-use strategy::ParameterGroups;
+use strategy::{ParameterGroups, traffic};
 use training::AuditConfig;
 
 use crate::builder::UnitBuilder;
@@ -229,7 +229,12 @@ impl<M> Fsdp<M> {
 
     /// Returns this rank's traffic so far, over all groups: shard group, replica group, and all ranks.
     pub fn stats(&self) -> Stats {
-        self.core.groups.stats()
+        traffic(self.groups())
+    }
+
+    /// The groups in which this rank communicates. Several of them may be the same communicator.
+    pub fn groups(&self) -> impl Iterator<Item = &Arc<dyn Communicator>> {
+        self.core.groups.all()
     }
 
     pub(crate) fn core(&self) -> &Core {

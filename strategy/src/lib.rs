@@ -17,6 +17,7 @@ mod parameter_groups;
 mod piece;
 mod region;
 mod replicas;
+mod traffic;
 mod whole;
 mod whole_matrices;
 
@@ -43,6 +44,7 @@ pub use parameter_groups::ParameterGroups;
 pub use piece::Piece;
 pub use region::Region;
 pub use replicas::{Replicas, check_replicas};
+pub use traffic::traffic;
 pub use whole_matrices::OwnedMatrices;
 
 /// A model on several ranks, each of which holds some elements of its parameters.

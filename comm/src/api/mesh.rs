@@ -90,7 +90,8 @@ impl Mesh {
     /// these ranks must call it.
     ///
     /// # Cost
-    /// None for one axis, or if the plane is the whole mesh; otherwise the ranks connect as at the start of a job.
+    /// None if the plane is the whole mesh, or the group of one of the axes (all others have one rank); otherwise the ranks connect as
+    /// at the start of a job.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a name that no axis has, or that is given twice; those of [`Communicator::subgroup`].
@@ -116,10 +117,11 @@ impl Mesh {
         }
         let all: Vec<_> = self.axes().collect();
         let ranks = plane(&all, &self.coordinates(), axes);
-        match axes {
+        let has_plane = |axis: &&Axis| axes.contains(&&*axis.name) && axis.comm.world_size() == ranks.len();
+        match self.axes.iter().find(has_plane) {
             _ if ranks.len() == self.world.world_size() => Ok(self.world.clone()),
-            [one] => self.axis(one).cloned(),
-            _ => self.world.subgroup(&ranks),
+            Some(axis) => Ok(axis.comm.clone()),
+            None => self.world.subgroup(&ranks),
         }
     }
 

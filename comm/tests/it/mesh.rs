@@ -56,6 +56,17 @@ fn different_axes_are_refused_on_every_rank() {
 }
 
 #[test]
+fn a_plane_of_one_axis_that_has_ranks_is_the_group_of_that_axis() {
+    on_each(4, |comm| {
+        let mesh = Mesh::new(comm, &[("pp", 2), ("dp", 2), ("shard", 1), ("tp", 1)]).unwrap();
+        let is_axis = |axes: &[&str], name| Arc::ptr_eq(&mesh.plane(axes).unwrap(), mesh.axis(name).unwrap());
+        assert!(is_axis(&["dp", "shard", "tp"], "dp") && is_axis(&["tp", "pp"], "pp"));
+        assert_eq!(mesh.plane(&["shard", "tp"]).unwrap().world_ranks(), [mesh.world().rank()]);
+        assert!(Arc::ptr_eq(&mesh.plane(&["dp", "pp", "tp"]).unwrap(), mesh.world()));
+    });
+}
+
+#[test]
 fn a_plane_is_a_group_of_several_axes() {
     let found = on_each(8, |comm| {
         let mesh = Mesh::new(comm, &[("pp", 2), ("dp", 2), ("tp", 2)]).unwrap();

@@ -9,7 +9,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::{Module, ModuleT, VarBuilder};
 use comm::{Communicator, Stats};
-use strategy::ParameterGroups;
+use strategy::{ParameterGroups, traffic};
 
 use crate::builder::{HookingBackend, Registry};
 use crate::group_setup::{ModelState, set_up_group};
@@ -191,7 +191,12 @@ impl<M> Ddp<M> {
 
     /// Returns this rank's traffic so far in its current group.
     pub fn stats(&self) -> Stats {
-        self.reducer.stats()
+        traffic(self.groups())
+    }
+
+    /// The groups in which this rank's copy communicates. Several of them may be the same communicator.
+    pub fn groups(&self) -> impl Iterator<Item = &Arc<dyn Communicator>> {
+        self.reducer.averaged_over().groups()
     }
 
     /// Returns the parameters' variables, for an optimizer: in order of construction, each once.

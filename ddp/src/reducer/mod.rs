@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
-use comm::{Communicator, Stats};
+use comm::Communicator;
 use strategy::{ParameterGroups, Replicas, check_replicas};
 use training::internal::{BackwardOwner, backward_of, backward_owner};
 
@@ -118,10 +118,8 @@ impl Reducer {
         &**self.averaged_over.all()
     }
 
-    /// Returns this rank's traffic in all groups.
-    pub(crate) fn stats(&self) -> Stats {
-        let groups = self.averaged_over.groups().map(|comm| comm.stats());
-        groups.fold(Stats::default(), |sum, stats| sum + stats)
+    pub(crate) fn averaged_over(&self) -> &ParameterGroups {
+        &self.averaged_over
     }
 
     /// Whether there is one bucket at most, on all ranks: of several groups, other ranks may have parameters of more.

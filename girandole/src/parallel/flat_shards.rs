@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
-use comm::{Communicator, Operation, Stats};
+use comm::{Communicator, Operation};
 
 use crate::Result;
 
@@ -41,8 +41,8 @@ impl FlatShards {
         self.vars.iter().map(|var| (var.name.clone(), var.shard.clone())).collect()
     }
 
-    pub(super) fn stats(&self) -> Stats {
-        self.comm.stats()
+    pub(super) fn comm(&self) -> &Arc<dyn Communicator> {
+        &self.comm
     }
 
     /// Returns the range of the flattened variable for each variable of [`named_vars`](Self::named_vars).

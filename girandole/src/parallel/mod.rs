@@ -42,7 +42,7 @@ pub use stages::StagesForward;
 
 use axes::Axes;
 use stages::Stages;
-use strategy::{DistributedModel, OwnedMatrices};
+use strategy::{DistributedModel, OwnedMatrices, traffic};
 
 /// A model in a [`Layout`]: this rank's part of it, and its communication with other ranks.
 ///
@@ -347,20 +347,23 @@ impl<M: Model> Parallel<M> {
 
     /// Returns what this rank has sent and received for the model.
     pub fn stats(&self) -> Stats {
-        let of = |comm: &Arc<dyn Communicator>| comm.stats();
-        let Axes { of_parameters: mesh, averaged, .. } = &self.axes;
-        let axis = |name: &str| mesh.axis(name).map(of).unwrap_or_default();
-        axis("tp")
-            + self.far.as_ref().map(|far| of(&far.across)).unwrap_or_default()
-            + self.axes.context.as_ref().map(|rows| of(rows.comm())).unwrap_or_default()
-            + self.axes.experts.as_ref().map(|experts| of(experts.comm())).unwrap_or_default()
-            + match &self.model {
-                Kind::Whole { .. } => Stats::default(),
-                Kind::Copies(ddp) => ddp.stats(),
-                Kind::Sharded(fsdp) => fsdp.stats(),
-                // Stages exchange in groups of their own; these are for sums over stages, and over copies.
-                Kind::Stages(stages) => stages.stats() + axis("pp") + averaged.stats(),
+        let Axes { of_parameters: mesh, averaged, context, experts, .. } = &self.axes;
+        let axis = |name| mesh.axis(name).ok();
+        let common = axis("tp")
+            .into_iter()
+            .chain(self.far.as_ref().map(|far| &far.across))
+            .chain(context.as_ref().map(|rows| rows.comm()))
+            .chain(experts.as_ref().map(|experts| experts.comm()));
+        match &self.model {
+            Kind::Whole { .. } => traffic(common),
+            Kind::Copies(ddp) => traffic(common.chain(ddp.groups())),
+            Kind::Sharded(fsdp) => traffic(common.chain(fsdp.groups())),
+            // Stages exchange in groups of their own, too; these are for sums over stages, and over copies.
+            Kind::Stages(stages) => {
+                let sums = common.chain(axis("pp")).chain([averaged]).chain(stages.shard_group());
+                stages.stats() + traffic(sums)
             }
+        }
     }
 }
 

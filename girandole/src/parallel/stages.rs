@@ -137,8 +137,14 @@ impl Stages {
         self.flat.as_ref()
     }
 
+    /// Traffic in groups that only stages have.
     pub(super) fn stats(&self) -> Stats {
-        self.pipeline.stats() + self.flat.as_ref().map(FlatShards::stats).unwrap_or_default()
+        self.pipeline.stats()
+    }
+
+    /// The ranks that hold the shards of a stage's parameters, if there are several.
+    pub(super) fn shard_group(&self) -> Option<&Arc<dyn Communicator>> {
+        self.flat.as_ref().map(FlatShards::comm)
     }
 
     /// Returns the sum of the losses of all targets, if this rank has the last stage (otherwise 0), and the gradients.

@@ -8,17 +8,16 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::net::{RecvFlags, recv};
 
 use super::connect_error::{ConnectError, ConnectResult};
 use super::handshake::{Admission, Credentials};
 use super::poll_thread::{PollThread, Polled, Served};
+use super::stop::{StopOnDrop, Stopped};
 use super::wire::{HandshakeStep, HandshakeStream};
 use crate::base::lock;
 use crate::{Error, Result};
@@ -73,7 +72,7 @@ pub(crate) trait ConnectionHandler: Send + Sync {
 /// Listeners that a [`PollThread`] serves. Dropping it closes the listeners and ends all connections in progress.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
-    stop: Option<UnixStream>,
+    stop: Option<StopOnDrop>,
     served: Option<Served>,
     /// The threads of connections that have proved that they belong to the job.
     greeting: Arc<Mutex<Vec<JoinHandle<()>>>>,
@@ -91,13 +90,13 @@ impl Acceptor {
             listener.set_nonblocking(true).map_err(failed)?;
             enlarge_backlog(listener);
         }
-        let (stop, stopped) = UnixStream::pair().map_err(failed)?;
+        let (stop, stopped) = StopOnDrop::new()?;
         let greeting = Arc::default();
         let serve = Serve {
             listeners,
             limits,
             greet,
-            stopped: Arc::new(stopped),
+            stopped,
             greeting: Arc::clone(&greeting),
             strangers: Unauthenticated::default(),
             paused_until: None,
@@ -116,7 +115,6 @@ fn enlarge_backlog(listener: &TcpListener) {
 
 impl Drop for Acceptor {
     fn drop(&mut self) {
-        // When this end is closed, the other one is readable for all that wait on it.
         drop(self.stop.take());
         self.served.take().into_iter().for_each(Served::wait);
         for thread in std::mem::take(&mut *lock(&self.greeting)) {
@@ -129,7 +127,7 @@ struct Serve {
     listeners: Vec<TcpListener>,
     limits: Limits,
     greet: Arc<dyn ConnectionHandler>,
-    stopped: Arc<UnixStream>,
+    stopped: Arc<Stopped>,
     greeting: Arc<Mutex<Vec<JoinHandle<()>>>>,
     strangers: Unauthenticated,
     /// Until when the listeners are left alone.
@@ -201,9 +199,8 @@ impl Polled for Serve {
 
     /// Advances the connections that are ready, and accepts new ones.
     fn act(&mut self, ready: &[bool]) -> bool {
-        let [is_over, ready @ ..] = ready else { return true };
-        // The other end sends nothing: `recv` succeeds only when it is closed.
-        if *is_over && recv(&*self.stopped, &mut [0], RecvFlags::DONTWAIT).is_ok() {
+        let [_, ready @ ..] = ready else { return true };
+        if self.stopped.is_over() {
             return false;
         }
         match self.paused_until {

@@ -21,7 +21,6 @@ mod stalled;
 
 use std::collections::BTreeMap;
 use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -31,12 +30,13 @@ use crate::base::last_message::GOODBYE;
 use crate::base::lock;
 use crate::connection::connect_error::{ConnectError, ConnectResult};
 use crate::connection::handshake::{ClientClaim, Credentials};
+use crate::connection::stop::{StopOnDrop, Stopped};
 use crate::connection::stream::Stream;
 use crate::connection::wire::HandshakeStream;
 use crate::transport::links::{OpenError, Wait};
 use crate::transport::peer::PeerInfo;
 use crate::transport::shm::{self, RingPair, SharedMemory};
-use crate::{Error, Result, Transport};
+use crate::{Result, Transport};
 
 use self::dial::ConnectionRequest;
 pub(crate) use self::stalled::StalledLink;
@@ -63,7 +63,7 @@ pub(crate) struct DataConnections {
     state: Mutex<ConnectionTable>,
     changed: Condvar,
     /// Becomes readable when no new connections are wanted any more.
-    stopped: Arc<UnixStream>,
+    stopped: Arc<Stopped>,
 }
 
 struct ConnectionTable {
@@ -77,8 +77,8 @@ struct ConnectionTable {
     closed: bool,
     /// The last message for a peer that still dials when this rank has closed its group, or the group has failed.
     parting: Option<LastMessageBytes>,
-    /// The other end of `stopped`; dropped on close.
-    stop: Option<UnixStream>,
+    /// Dropped on close.
+    stop: Option<StopOnDrop>,
 }
 
 /// State of the connection to one peer.
@@ -111,8 +111,7 @@ type Connection = (Arc<Stream>, Option<RingPair>);
 
 impl DataConnections {
     pub(crate) fn new(setup: Setup) -> Result<Self> {
-        let pair = UnixStream::pair()
-            .map_err(|reason| Error::system("making a socket pair", ConnectError::from(reason)))?;
+        let (stop, stopped) = StopOnDrop::new()?;
         let state = ConnectionTable {
             lines: setup.peers.iter().map(|_| ConnectionState::Idle).collect(),
             wishes: BTreeMap::new(),
@@ -120,9 +119,9 @@ impl DataConnections {
             dialing: false,
             closed: false,
             parting: None,
-            stop: Some(pair.0),
+            stop: Some(stop),
         };
-        Ok(Self { setup, state: Mutex::new(state), changed: Condvar::new(), stopped: Arc::new(pair.1) })
+        Ok(Self { setup, state: Mutex::new(state), changed: Condvar::new(), stopped })
     }
 
     fn state(&self) -> MutexGuard<'_, ConnectionTable> {
@@ -296,7 +295,6 @@ impl ConnectionTable {
         if !self.closed {
             (self.closed, self.parting) = (true, words);
         }
-        // The other end of a closed pair becomes readable for every thread that polls it.
         self.stop = None;
     }
 
