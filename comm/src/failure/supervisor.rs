@@ -32,6 +32,9 @@ pub(crate) trait Supervisor: Send + Sync + Debug {
     /// it, on every rank.
     fn ask(&self, question: Question) -> Option<Cause>;
 
+    /// Records that this rank cannot go on for a reason of its own, which its goodbyes then tell.
+    fn announce(&self, reason: &str);
+
     /// Closes the streams after a call has failed, if nobody else reports the cause to the other ranks, and sends it to
     /// them first. `part` returns the ranks that can recognise that message as a failure report.
     fn close_streams(&self, _part: &mut dyn FnMut() -> Vec<usize>) {}

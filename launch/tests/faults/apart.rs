@@ -171,7 +171,9 @@ fn one_that_has_no_files_left_says_so() {
         assert!(text.contains("ulimit -n"), "{text}");
         group.tell_all((0..4).filter(|rank| *rank != victim));
         for ending in group.finish_all() {
-            ending.assert_blames("PeerLeft", victim, "barrier");
+            let text = ending.assert_failed("PeerFailed", victim);
+            assert!(text.starts_with(&format!("rank {victim} could not go on: connecting to rank ")), "{text}");
+            assert!(text.contains("Too many open files"), "{text}");
         }
     }
 }

@@ -281,6 +281,11 @@ impl Supervisor for GroupMember {
         self.activity(Activity::end);
     }
 
+    fn announce(&self, reason: &str) {
+        let number = self.members.world_rank(self.rank);
+        self.shared.reasons.record(number, Cause::program(number, reason));
+    }
+
     fn failure(&self) -> Option<Cause> {
         let failure = lock(&self.shared.failure).clone();
         failure.inspect(|cause| self.record(cause))

@@ -72,6 +72,8 @@ impl Supervisor for Alone {
 
     fn end(&self) {}
 
+    fn announce(&self, _: &str) {}
+
     fn failure(&self) -> Option<Cause> {
         None
     }

@@ -268,6 +268,10 @@ impl QueueState {
 
     /// Records that the group has failed. Returns the first failure, which all operations return.
     fn fail(&self, error: Error) -> Error {
+        // No other rank can know it, and this one may be ended before its program has told it.
+        if matches!(error, Error::System { .. }) && self.supervisor.failure().is_none() {
+            self.supervisor.announce(&error.to_string());
+        }
         let first = lock(&self.failed).get_or_insert(error).clone();
         peer_failures::record(&first);
         first

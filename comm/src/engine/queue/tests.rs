@@ -45,9 +45,9 @@ impl Run for Gate {
     }
 }
 
-/// Supervisor of a single rank, which finds no cause.
+/// Supervisor of a single rank, which finds no cause, and keeps what was announced.
 #[derive(Debug)]
-struct Alone(Members);
+struct Alone(Members, Arc<Mutex<Vec<String>>>);
 
 impl Supervisor for Alone {
     fn begin(&self, _: Fingerprint) {}
@@ -55,6 +55,10 @@ impl Supervisor for Alone {
     fn wait_for(&self, _: &[crate::transport::links::Wait]) {}
 
     fn end(&self) {}
+
+    fn announce(&self, reason: &str) {
+        lock(&self.1).push(reason.into());
+    }
 
     fn failure(&self) -> Option<Cause> {
         None
@@ -89,7 +93,7 @@ impl Supervisor for Alone {
 fn gated() -> (OperationQueue, Receiver<()>, Sender<()>) {
     let ((begin, begun), (go, gone)) = (channel(), channel());
     let gate = Gate { begun: begin, go: gone, operations: 0, ending: Arc::default() };
-    (OperationQueue::new(0, 1, Box::new(gate), Arc::new(Alone(Members::world(1)))), begun, go)
+    (OperationQueue::new(0, 1, Box::new(gate), Arc::new(Alone(Members::world(1), Arc::default()))), begun, go)
 }
 
 #[test]
@@ -155,4 +159,20 @@ fn every_operation_lets_go_of_the_graph_and_keeps_its_elements() {
         assert!(detached.tensors().iter().all(|tensor| !tensor.track_op()), "{}", detached.name());
         assert_eq!(detached.tensors().into_iter().map(place).collect::<Vec<_>>(), before);
     }
+}
+
+#[test]
+fn what_only_this_rank_knows_is_announced() {
+    let ((begin, begun), (go, gone)) = (channel(), channel());
+    let gate = Gate { begun: begin, go: gone, operations: 0, ending: Arc::default() };
+    let announced = Arc::<Mutex<Vec<String>>>::default();
+    let engine =
+        OperationQueue::new(0, 1, Box::new(gate), Arc::new(Alone(Members::world(1), announced.clone())));
+    // The operation fails.
+    drop((begun, go));
+    for _ in 0..2 {
+        assert!(matches!(engine.run(Operation::Barrier), Err(Error::System { .. })));
+    }
+    assert_eq!(lock(&announced).len(), 1);
+    assert!(lock(&announced)[0].contains("closed channel"), "{announced:?}");
 }

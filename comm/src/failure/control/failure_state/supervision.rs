@@ -32,6 +32,10 @@ impl Supervisor for FailureState {
         lock(&self.activity).end();
     }
 
+    fn announce(&self, reason: &str) {
+        self.announce_failure(reason);
+    }
+
     fn failure(&self) -> Option<Cause> {
         if !self.has_failed() {
             return None;
