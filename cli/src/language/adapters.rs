@@ -1,15 +1,13 @@
 //! Options of adapters (LoRA).
 
-use std::fmt::Display;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use crate::error::{Error, Result};
-use crate::options::{check_rank, count};
+use crate::options::{check_once, check_rank, count};
 use clap::Args;
 use models::{Lora, LoraConfig, ModelConfig, Weights};
 use ops::quantized::Format;
-use plan::command::base_format;
+use plan::command::{base_format, pattern};
 
 use super::options::TrainOptions;
 
@@ -217,21 +215,4 @@ fn check_base(format: Format, model: &ModelConfig, options: &TrainOptions) -> Re
 fn finite(text: &str) -> std::result::Result<f64, &'static str> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number != 0.0);
     number.ok_or("give a finite number other than 0, with which adapters would change nothing")
-}
-
-/// Refuses a layer that is given twice.
-fn check_once<T: Display>(option: &'static str, patterns: &[(String, T)]) -> Result<()> {
-    let is_again = |at: &usize| patterns[..*at].iter().any(|(before, _)| *before == patterns[*at].0);
-    let Some((name, value)) = (0..patterns.len()).find(is_again).map(|at| &patterns[at]) else {
-        return Ok(());
-    };
-    let help = format!("{name} is there twice: give it one number");
-    Err(Error::Option { option, got: format!("{name}={value}"), help })
-}
-
-/// Reads a layer and its number.
-fn pattern<T: FromStr>(text: &str) -> std::result::Result<(String, T), &'static str> {
-    let parts = text.rsplit_once('=').filter(|(name, _)| !name.is_empty());
-    let parsed = parts.and_then(|(name, number)| Some((name.to_string(), number.parse().ok()?)));
-    parsed.ok_or("give a layer and its number, such as q_proj=8")
 }

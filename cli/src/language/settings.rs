@@ -20,6 +20,8 @@ const MODEL: &str = "the model";
 const FROZEN: &str = "the frozen weights";
 /// What pairs are compared with, whose log-probabilities checkpoints hold.
 const REFERENCE: &str = "--reference";
+/// The scale of adapters, by which their weights are multiplied.
+const SCALE: [&str; 3] = ["--lora-alpha", "--lora-alpha-pattern", "--lora-rslora"];
 /// Weights that are trained, which checkpoints hold themselves: only ranks compare them.
 const BASE: &str = "the weights of --model";
 
@@ -58,12 +60,12 @@ fn config_of(
     settings.extend(weights.map(|hash| (name.into(), short(hash) + &held)));
     settings.extend(bits.map(|bits| ("--base-bits".into(), bits)));
     if let Some(lora) = &subject.lora {
-        settings.insert("--lora-alpha".into(), lora.config().alpha.to_string());
-        settings.insert("--lora-dropout".into(), lora.config().dropout.to_string());
-        settings.insert("--lora-rslora".into(), lora.config().by_root.to_string());
-        let patterns = lora.config().alpha_pattern.iter();
-        let patterns = patterns.map(|(pattern, alpha)| format!("{pattern}={alpha}")).collect::<Vec<_>>();
-        settings.insert("--lora-alpha-pattern".into(), patterns.join(","));
+        let config = lora.config();
+        let patterns = config.alpha_pattern.iter().map(|(pattern, alpha)| format!("{pattern}={alpha}"));
+        let patterns = patterns.collect::<Vec<_>>().join(",");
+        let scale = [config.alpha.to_string(), patterns, config.by_root.to_string()];
+        settings.extend(SCALE.map(String::from).into_iter().zip(scale));
+        settings.insert("--lora-dropout".into(), config.dropout.to_string());
     }
     if let Some(experts) = &model.experts {
         let balance = options.balance_of(experts, model.labels.is_some());
@@ -172,15 +174,14 @@ pub(super) fn note_changed_settings(changes: &[ChangedSetting]) {
     note(format_args!("other options than those of the checkpoint: {each}"));
 }
 
-/// Refuses a checkpoint whose run had another model, or another reference: the checkpoint's numbers mean something else in this one.
+/// Refuses a checkpoint whose run had another model, another reference, or another scale of adapters: the checkpoint's numbers mean
+/// something else in this one.
 ///
 /// # Errors
 /// The option that names the checkpoint, and what differs.
 pub(super) fn refuse_another_model(changed: &[ChangedSetting], option: &str, got: &Path) -> Result<()> {
-    let Some(other) = changed.iter().find(|setting| [MODEL, FROZEN, REFERENCE].contains(&&*setting.name))
-    else {
-        return Ok(());
-    };
+    let is_meaning = |name: &str| [MODEL, FROZEN, REFERENCE].contains(&name) || SCALE.contains(&name);
+    let Some(other) = changed.iter().find(|setting| is_meaning(&setting.name)) else { return Ok(()) };
     let ChangedSetting { name, before, now } = other;
     let help =
         format!("{name}: not as in that run ({before} then, {now} now): give the same, or another folder");
@@ -224,6 +225,9 @@ mod tests {
                 .map_err(|error| error.to_string())
         };
         assert!(refused(&["--lr", BASE]).is_ok() && refused(&[FROZEN]).is_err());
+        for option in SCALE {
+            assert!(refused(&["--lora-dropout", option]).unwrap_err().contains(option));
+        }
         assert!(
             refused(&["--lr", MODEL])
                 .unwrap_err()

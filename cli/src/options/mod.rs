@@ -30,7 +30,7 @@ pub use elastic::ElasticOptions;
 pub(crate) use files::{check_input, read_text};
 pub use launch::command::{ElasticRanks, TransportOption, count, learning_rate, probability, seconds, seed};
 pub use loader::{LoaderOptions, workers};
-pub(crate) use lora::check_rank;
+pub(crate) use lora::{check_once, check_rank};
 
 /// How `--init` is described in a run's settings if no file is given.
 pub(crate) const NO_INIT: &str = "random weights";

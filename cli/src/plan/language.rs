@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::console::say;
 use crate::error::{Result, refuse};
-use crate::options::check_rank;
+use crate::options::{check_once, check_rank};
 use crate::outputs;
 use models::{LabelsConfig, Lora, LoraConfig, ModelConfig, Problem};
 use plan::command::PlanOptions;
@@ -27,7 +27,11 @@ pub(super) fn run(options: &PlanOptions, folder: &Path) -> Result<()> {
         Some(rank) => {
             check_rank(rank)?;
             let (dora, save_modules) = (own.lora_dora, own.lora_save_modules.clone());
-            let lora = LoraConfig { rank, dora, save_modules, ..LoraConfig::default() };
+            check_once("--lora-rank-pattern", &own.lora_rank_pattern)?;
+            let (targets, rank_pattern) =
+                (own.lora_targets.clone(), own.lora_rank_pattern.iter().cloned().collect());
+            let lora =
+                LoraConfig { rank, targets, rank_pattern, dora, save_modules, ..LoraConfig::default() };
             let lora = Lora::new(&lora, &config)?;
             Some(match (config.base_format(), own.base_bits) {
                 (_, Some(format)) => lora.quantized(format)?,

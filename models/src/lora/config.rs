@@ -1,16 +1,17 @@
 //! LoRA configuration, and its form in `adapter_config.json`.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use candle_core::DType;
-use regex::bytes::RegexBuilder;
 use serde_json::{Map, Value, json};
 
+use super::targets::{
+    self, TargetsInFile, ends_with_target, expression, is_of_experts, matches, without_weights,
+};
 use crate::config::Fields;
 use crate::files::ADAPTER_CONFIG;
-use crate::names::{self, JOINED, OfExpert};
+use crate::names;
 use crate::{Error, ModelConfig, Result};
 
 /// Target name for all linear layers except the head and experts.
@@ -165,11 +166,6 @@ impl LoraConfig {
         self.targets.iter().any(|target| ends_with_target(target, layer) || (target == ALL && !is_of_expert))
     }
 
-    /// Splits the targets into those that are layers by themselves, and those of experts.
-    fn targets_by_kind(&self) -> (Vec<&String>, Vec<&String>) {
-        self.targets.iter().partition(|target| !is_of_experts(target))
-    }
-
     /// Reads `adapter_config.json` of adapters of a model.
     pub(super) fn read(json: &Map<String, Value>, model: &ModelConfig) -> Result<Self> {
         let mut fields = Fields::new(ADAPTER_CONFIG, "LoRA".into(), HARMLESS, json);
@@ -192,9 +188,9 @@ impl LoraConfig {
         let by_root = fields.flag("use_rslora", false)?;
         let dora = fields.flag("use_dora", false)?;
         let dropout = fields.probability("lora_dropout", 0.0)?;
-        let of_experts = experts_of(&mut fields)?;
+        let parameters = parameters_of(&mut fields)?;
         let mut targets = match fields.value("target_modules") {
-            None if !of_experts.is_empty() => Vec::new(),
+            None if !parameters.is_empty() => Vec::new(),
             None => return Err(fields.config_error("target_modules", "missing", "give the names of layers")),
             Some(Value::String(all)) if all == ALL => default.targets,
             Some(other) => match names_of(other) {
@@ -205,7 +201,7 @@ impl LoraConfig {
                 }
             },
         };
-        targets.extend(of_experts);
+        targets.extend(parameters);
         let save_modules = saved_of(&mut fields, model)?;
         for note in fields.finish()? {
             tracing::warn!("{ADAPTER_CONFIG}: {note}");
@@ -226,16 +222,11 @@ impl LoraConfig {
         Ok(config)
     }
 
-    /// Returns the `adapter_config.json` that `peft` reads.
-    pub(super) fn json(&self, model: &ModelConfig, base: Option<&Path>) -> Value {
-        let (modules, of_experts) = self.targets_by_kind();
-        let modules = match modules.iter().any(|target| *target == ALL) {
-            // In a list, peft takes it for the name of a layer.
-            true => json!(ALL),
-            false => json!(modules),
-        };
+    /// Returns the `adapter_config.json` that `peft` reads; `linear` are the layers with adapters, without experts.
+    pub(super) fn json(&self, model: &ModelConfig, linear: &[String], base: Option<&Path>) -> Value {
+        let targets = TargetsInFile::of(self, model, linear);
         json!({
-            "alpha_pattern": self.alpha_pattern,
+            "alpha_pattern": targets.patterns(&self.alpha_pattern),
             "base_model_name_or_path": base.map_or_else(|| json!(model.json().get("_name_or_path")), |base| json!(base)),
             "bias": "none",
             "ensure_weight_tying": model.tied && !self.save_modules.is_empty(),
@@ -252,9 +243,9 @@ impl LoraConfig {
             },
             "peft_type": "LORA",
             "r": self.rank,
-            "rank_pattern": self.rank_pattern,
-            "target_modules": modules,
-            "target_parameters": if of_experts.is_empty() { Value::Null } else { json!(of_experts) },
+            "rank_pattern": targets.patterns(&self.rank_pattern),
+            "target_modules": targets.modules(),
+            "target_parameters": if targets.parameters.is_empty() { Value::Null } else { json!(targets.parameters) },
             "task_type": if model.labels.is_some() { "SEQ_CLS" } else { "CAUSAL_LM" },
             "use_dora": self.dora,
             "use_rslora": self.by_root,
@@ -262,28 +253,14 @@ impl LoraConfig {
     }
 }
 
-/// Whether a target is a weight of experts.
-pub(super) fn is_of_experts(target: &str) -> bool {
-    JOINED.iter().any(|weight| ends_with(&format!("experts.{weight}"), target))
-}
-
-/// Returns the name of a layer without the number of an expert.
-fn of_all_experts(layer: &str) -> Cow<'_, str> {
-    OfExpert::of(layer).map_or(layer.into(), |of| of.of_all().into())
-}
-
-/// Reads the parameters with an adapter: weights of experts, of which peft may have the last part of the name alone.
-fn experts_of(fields: &mut Fields<'_>) -> Result<Vec<String>> {
+/// Reads the parameters with an adapter: weights of experts, and those of linear layers.
+fn parameters_of(fields: &mut Fields<'_>) -> Result<Vec<String>> {
     let Some(value) = fields.value("target_parameters") else { return Ok(Vec::new()) };
-    let named = |name: String| match JOINED.contains(&&*name) {
-        true => format!("experts.{name}"),
-        false => name,
-    };
-    let names = names_of(value).map(|names| names.into_iter().map(named).collect::<Vec<_>>());
-    match names.filter(|names| names.iter().all(|name| is_of_experts(name))) {
-        Some(names) => Ok(names),
+    let targets = |names: Vec<String>| names.iter().map(|name| targets::of_parameter(name)).collect();
+    match names_of(value).and_then(targets) {
+        Some(targets) => Ok(targets),
         None => {
-            let help = "supported are the weights of experts: experts.gate_up_proj and experts.down_proj";
+            let help = "supported are the weights of experts, experts.gate_up_proj and experts.down_proj, and those of linear layers";
             Err(fields.invalid_value("target_parameters", value, help))
         }
     }
@@ -316,7 +293,9 @@ fn saved_of(fields: &mut Fields<'_>, model: &ModelConfig) -> Result<Vec<String>>
 /// Reads ranks by pattern.
 fn ranks_of(fields: &mut Fields<'_>) -> Result<BTreeMap<String, usize>> {
     let Some(mut ranks) = fields.object("rank_pattern")? else { return Ok(BTreeMap::new()) };
-    ranks.names().map(|pattern| Ok((pattern.clone(), ranks.size(pattern)?))).collect()
+    let all: Result<BTreeMap<_, _>> =
+        ranks.names().map(|pattern| Ok((pattern.clone(), ranks.size(pattern)?))).collect();
+    Ok(without_weights(&all?))
 }
 
 /// Reads alphas by pattern.
@@ -327,51 +306,10 @@ fn alphas_of(fields: &mut Fields<'_>) -> Result<BTreeMap<String, f64>> {
         Some(alpha) => Ok((pattern.clone(), alpha)),
         None => Err(alphas.config_error(pattern, "null", "it must be a number")),
     };
-    names.map(alpha).collect()
+    Ok(without_weights(&names.map(alpha).collect::<Result<BTreeMap<_, _>>>()?))
 }
 
 /// Returns what is given for the first pattern that matches a layer.
 fn of_pattern<T: Copy>(patterns: &BTreeMap<String, T>, layer: &str) -> Option<T> {
     patterns.iter().find(|(pattern, _)| matches(pattern, layer)).map(|(_, value)| *value)
-}
-
-/// Whether a pattern matches a layer's name, or the end of it that follows a dot.
-pub(super) fn matches(pattern: &str, layer: &str) -> bool {
-    let layer = of_all_experts(layer);
-    expression(pattern).is_some_and(|expression| expression.is_match(layer.as_bytes()))
-}
-
-fn expression(pattern: &str) -> Option<regex::bytes::Regex> {
-    // Of ASCII, as names of layers are.
-    RegexBuilder::new(&format!(r"^(.*\.)?({pattern})$")).unicode(false).build().ok()
-}
-
-/// Returns whether a layer's name ends with a target, at a dot. The layer of an expert is that of all of them, and only a target of experts
-/// is one of theirs.
-pub(super) fn ends_with_target(target: &str, layer: &str) -> bool {
-    let is_of_kind = !names::is_of_expert(layer) || is_of_experts(target);
-    is_of_kind && ends_with(target, &of_all_experts(layer))
-}
-
-/// Returns whether a name ends with another, at a dot.
-fn ends_with(end: &str, name: &str) -> bool {
-    name.strip_suffix(end).is_some_and(|before| before.is_empty() || before.ends_with('.'))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn all_layers_are_saved_as_one_name() {
-        let json = r#"{"model_type": "llama", "vocab_size": 8, "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1,
-            "num_attention_heads": 1, "max_position_embeddings": 8, "rms_norm_eps": 1e-6}"#;
-        let model = ModelConfig::from_json(json).unwrap();
-        let of = |targets: &[&str]| {
-            let targets = targets.iter().map(ToString::to_string).collect();
-            LoraConfig { targets, ..LoraConfig::default() }.json(&model, None)["target_modules"].clone()
-        };
-        assert_eq!(of(&["all-linear", "q_proj"]), json!("all-linear"));
-        assert_eq!(of(&["v_proj", "q_proj"]), json!(["v_proj", "q_proj"]));
-    }
 }

@@ -2,19 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
 use serde_json::{Map, Value};
 use training::internal::{AtomicFile, write_output, write_tensors};
 
-use super::config::{ALL, is_of_experts};
 use super::experts::ExpertMatrix;
 use super::{Lora, LoraConfig, layers};
 use crate::error::TensorMismatches;
 use crate::files::{ADAPTER_CONFIG, ADAPTER_TENSORS, CONFIG};
 use crate::folder::Folder;
-use crate::names::{self, PEFT_PREFIX};
+use crate::names::{self, OfExpert, PEFT_PREFIX};
 use crate::{Error, LabelsConfig, ModelConfig, Result};
 
 impl Lora {
@@ -29,7 +28,24 @@ impl Lora {
         let bytes = Error::read(&path)?;
         let json: Map<String, Value> = serde_json::from_slice(&bytes)
             .map_err(|error| Error::Format { path, problem: error.to_string() })?;
-        Self::with_any_target(&LoraConfig::read(&json, model)?, model)
+        let lora = Self::with_any_target(&LoraConfig::read(&json, model)?, model)?;
+        let path = folder.join(ADAPTER_TENSORS);
+        // Whoever reads the adapters says what is missing.
+        if path.exists() {
+            Self::refuse_single_experts(&Folder::of_file(folder, ADAPTER_TENSORS)?, path)?;
+        }
+        Ok(lora)
+    }
+
+    /// Refuses adapters of which each expert has its own, as they were before transformers 5.
+    fn refuse_single_experts(tensors: &Folder, path: PathBuf) -> Result<()> {
+        let is_single =
+            |name: &&String| OfExpert::of(name.strip_prefix(PEFT_PREFIX).unwrap_or(name)).is_some();
+        let Some(name) = tensors.names().find(is_single) else { return Ok(()) };
+        let problem = format!(
+            "each expert has adapters of its own ({name}), as before transformers 5; load the folder with peft 0.21 and transformers 5, which join them, and save it"
+        );
+        Err(Error::Format { path, problem })
     }
 
     /// Returns the labels that adapters of a folder were trained for, if they have a head that scores documents: of the `config.json`
@@ -90,20 +106,9 @@ impl Lora {
         if self.model.labels.is_some() {
             write(CONFIG, Value::Object(self.model.json().clone()))?;
         }
-        let config = LoraConfig { targets: self.targets_in_file(), ..self.config.clone() };
-        write(ADAPTER_CONFIG, config.json(&self.model, self.base.as_deref()))
-    }
-
-    /// Returns the targets as a folder has them: of a model with experts by their names, since peft takes "all-linear" for these as well.
-    fn targets_in_file(&self) -> Vec<String> {
-        let targets = &self.config.targets;
-        if self.model.experts.is_none() || !targets.iter().any(|target| target == ALL) {
-            return targets.clone();
-        }
-        let linear = layers(&self.shapes).into_iter().filter(|layer| !names::is_of_expert(layer));
-        let named: BTreeSet<String> =
-            linear.filter_map(|layer| Some(layer.rsplit_once('.')?.1.to_string())).collect();
-        named.into_iter().chain(targets.iter().filter(|target| is_of_experts(target)).cloned()).collect()
+        let linear: Vec<String> =
+            layers(&self.shapes).into_iter().filter(|layer| !names::is_of_expert(layer)).collect();
+        write(ADAPTER_CONFIG, self.config.json(&self.model, &linear, self.base.as_deref()))
     }
 
     /// Puts those of a layer's experts into the place of each, if there are all of them.

@@ -8,6 +8,7 @@ pub(crate) mod experts;
 mod folder;
 mod layers;
 mod product;
+mod targets;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -123,14 +124,14 @@ impl Lora {
         lora.shapes = lora.trained_shapes()?;
         let adapted = layers(&lora.shapes);
         let is_unused =
-            |target: &&String| !adapted.iter().any(|layer| config::ends_with_target(target, layer));
+            |target: &&String| !adapted.iter().any(|layer| targets::ends_with_target(target, layer));
         let targets = lora.config.targets.clone();
         let (unused, used): (Vec<String>, Vec<String>) =
             targets.into_iter().partition(|target| target != config::ALL && is_unused(&target));
         let others = shapes(&lora.model)?;
         let is_another = |target: &&String| {
             let mut others = others.keys().map(String::as_str).chain([names::HEAD]);
-            others.any(|name| config::ends_with_target(&format!("{target}.weight"), name))
+            others.any(|name| targets::ends_with_target(&format!("{target}.weight"), name))
         };
         if let Some(target) = unused.iter().find(is_another) {
             let help = "adapters of the embedding, the head, norms and routers are not supported; name linear layers";
@@ -143,7 +144,7 @@ impl Lora {
     /// Refuses patterns that match none of the layers with adapters.
     fn check_patterns(&self, adapted: &[String]) -> Result<()> {
         let is_unused =
-            |pattern: &str, layers: &[String]| !layers.iter().any(|layer| config::matches(pattern, layer));
+            |pattern: &str, layers: &[String]| !layers.iter().any(|layer| targets::matches(pattern, layer));
         let unused = self.config.patterns().find(|(_, pattern)| is_unused(pattern, adapted));
         let Some((what, target)) = unused.map(|(what, target)| (what, target.clone())) else { return Ok(()) };
         let all = self.all_layers()?;
@@ -261,7 +262,7 @@ fn saved_weights(config: &LoraConfig, model: &ModelConfig) -> Result<BTreeSet<St
     let mut saved = BTreeSet::new();
     for module in &config.save_modules {
         let end = format!("{module}.weight");
-        let Some(weight) = known.iter().find(|weight| config::ends_with_target(&end, weight)) else {
+        let Some(weight) = known.iter().find(|weight| targets::ends_with_target(&end, weight)) else {
             let help = "modules that can be trained whole are the embedding, embed_tokens (of GPT-2 wte), and the head, lm_head (of a model with labels score)";
             return Err(Error::Invalid {
                 what: "LoraConfig",

@@ -137,9 +137,10 @@ fn variants_that_cannot_be_are_named() {
     all.save(out.path(), all.shapes().iter().map(|(name, dims)| (name.clone(), zeros(dims)))).unwrap();
     let again = Lora::from_folder(out.path(), experts.config()).unwrap();
     assert_eq!(again.shapes(), all.shapes());
-    let named =
-        ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj", "experts.down_proj"];
-    assert_eq!(again.config().targets, named);
+    // Nor may the layers that experts have, too, be named by themselves.
+    let dense = ["down", "gate", "up"].map(|name| format!("layers.0.mlp.{name}_proj"));
+    let named = ["k_proj", "o_proj", "q_proj", "v_proj", "experts.down_proj"].map(String::from);
+    assert_eq!(again.config().targets, [&named[..], &dense].concat());
     let line = of(&["experts.down_proj"], true);
     assert!(line.contains("dora is true; adapters of experts have neither dropout nor magnitudes"), "{line}");
     let line = of(&["experts.gate_proj"], false);

@@ -1,6 +1,7 @@
 //! The options of `plan --model`.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use candle_core::DType;
 use clap::{Args, ValueEnum};
@@ -113,9 +114,33 @@ pub struct LanguagePlanOptions {
     document_length: Option<usize>,
     /// Rank of adapters (LoRA) [default: no adapters]
     ///
-    /// Only the adapters are trained; all linear layers have some.
+    /// Only the adapters are trained.
     #[arg(long, value_name = "N", value_parser = count, requires = "folder", help_heading = "Language models")]
     pub lora_rank: Option<usize>,
+    /// Layers with adapters
+    ///
+    /// As those of `finetune`: the ends of their names; of experts experts.gate_up_proj and experts.down_proj.
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = "all-linear",
+        requires = "lora_rank",
+        help_heading = "Language models"
+    )]
+    pub lora_targets: Vec<String>,
+    /// Other ranks, such as q_proj=8,down_proj=32
+    ///
+    /// As those of `finetune`.
+    #[arg(
+        long,
+        value_name = "NAME=N",
+        value_delimiter = ',',
+        value_parser = pattern::<usize>,
+        requires = "lora_rank",
+        help_heading = "Language models"
+    )]
+    pub lora_rank_pattern: Vec<(String, usize)>,
     /// Train a magnitude for each output, too (DoRA)
     #[arg(long, requires = "lora_rank", help_heading = "Language models")]
     pub lora_dora: bool,
@@ -169,4 +194,14 @@ pub fn base_format(text: &str) -> Result<Format, &'static str> {
         "8" => Ok(Format::Int8),
         _ => Err("give 4 or 8, or leave it out"),
     }
+}
+
+/// Reads a layer and its number, such as `q_proj=8`.
+///
+/// # Errors
+/// Other texts.
+pub fn pattern<T: FromStr>(text: &str) -> Result<(String, T), &'static str> {
+    let parts = text.rsplit_once('=').filter(|(name, _)| !name.is_empty());
+    let parsed = parts.and_then(|(name, number)| Some((name.to_string(), number.parse().ok()?)));
+    parsed.ok_or("give a layer and its number, such as q_proj=8")
 }

@@ -13,7 +13,7 @@ use launch::command::{count, probability};
 
 use crate::{Optimizer, RankMemory, units};
 
-pub use language::{LanguagePlanOptions, ParametersDtype, base_format, recompute, schedule};
+pub use language::{LanguagePlanOptions, ParametersDtype, base_format, pattern, recompute, schedule};
 pub use model::check_heads;
 pub use names::{ModelName, NetworkName};
 
