@@ -49,8 +49,8 @@ pub const SHARED: [(&str, &[&str]); 9] = [
     (
         "Language models",
         &[
-            "document-length", "pipeline-schedule", "labels", "reference", "lora-dora", "lora-save-modules",
-            "base-bits",
+            "document-length", "pipeline-schedule", "labels", "reference", "lora-targets",
+            "lora-rank-pattern", "lora-dora", "lora-save-modules", "base-bits",
         ],
     ),
     ("Files", &["init", "data", "save", "save-dtype", "metrics", "trace", "report", "tensorboard"]),

@@ -172,7 +172,10 @@ fn one_that_has_no_files_left_says_so() {
         group.tell_all((0..4).filter(|rank| *rank != victim));
         for ending in group.finish_all() {
             let text = ending.assert_failed("PeerFailed", victim);
-            assert!(text.starts_with(&format!("rank {victim} could not go on: connecting to rank ")), "{text}");
+            assert!(
+                text.starts_with(&format!("rank {victim} could not go on: connecting to rank ")),
+                "{text}"
+            );
             assert!(text.contains("Too many open files"), "{text}");
         }
     }

@@ -7,15 +7,12 @@ use candle_core::DType;
 use serde_json::{Map, Value, json};
 
 use super::targets::{
-    self, TargetsInFile, ends_with_target, expression, is_of_experts, matches, without_weights,
+    self, ALL, TargetsInFile, ends_with_target, expression, is_of_experts, matches, without_weights,
 };
 use crate::config::Fields;
 use crate::files::ADAPTER_CONFIG;
 use crate::names;
 use crate::{Error, ModelConfig, Result};
-
-/// Target name for all linear layers except the head and experts.
-pub(super) const ALL: &str = "all-linear";
 
 /// Fields that have no effect here.
 const HARMLESS: &[&str] = &[
@@ -224,7 +221,12 @@ impl LoraConfig {
 
     /// Returns the `adapter_config.json` that `peft` reads; `linear` are the layers with adapters, without experts.
     pub(super) fn json(&self, model: &ModelConfig, linear: &[String], base: Option<&Path>) -> Value {
-        let targets = TargetsInFile::of(self, model, linear);
+        let targets = TargetsInFile::of(&self.targets, model, linear);
+        if !targets.by_weight.is_empty() && (self.dora || self.dropout > 0.0) {
+            tracing::warn!(
+                "peft cannot load these adapters: layers that experts have, too, have neither dropout nor magnitudes there"
+            );
+        }
         json!({
             "alpha_pattern": targets.patterns(&self.alpha_pattern),
             "base_model_name_or_path": base.map_or_else(|| json!(model.json().get("_name_or_path")), |base| json!(base)),
@@ -312,4 +314,65 @@ fn alphas_of(fields: &mut Fields<'_>) -> Result<BTreeMap<String, f64>> {
 /// Returns what is given for the first pattern that matches a layer.
 fn of_pattern<T: Copy>(patterns: &BTreeMap<String, T>, layer: &str) -> Option<T> {
     patterns.iter().find(|(pattern, _)| matches(pattern, layer)).map(|(_, value)| *value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Lora;
+
+    fn model(json: &str) -> ModelConfig {
+        ModelConfig::from_json(&format!(
+            r#"{{"vocab_size": 8, "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 2, "num_attention_heads": 1,
+            "max_position_embeddings": 8, "rms_norm_eps": 1e-6, {json}}}"#
+        ))
+        .unwrap()
+    }
+
+    /// Returns what the file of adapters with these targets has.
+    fn in_file(model: &ModelConfig, targets: &[&str], pattern: &str) -> Value {
+        let targets = targets.iter().map(ToString::to_string).collect();
+        let rank_pattern = [(pattern.to_string(), 3)].into();
+        let config = LoraConfig { targets, rank_pattern, ..LoraConfig::default() };
+        let lora = Lora::new(&config, model).unwrap();
+        let linear: Vec<String> = super::super::layers(lora.shapes())
+            .into_iter()
+            .filter(|layer| !names::is_of_expert(layer))
+            .collect();
+        config.json(model, &linear, None)
+    }
+
+    #[test]
+    fn all_layers_are_saved_as_one_name() {
+        let model = model(r#""model_type": "llama""#);
+        let of = |targets: &[&str]| in_file(&model, targets, "q_proj")["target_modules"].clone();
+        assert_eq!(of(&["all-linear", "q_proj"]), json!("all-linear"));
+        assert_eq!(of(&["v_proj", "q_proj"]), json!(["v_proj", "q_proj"]));
+    }
+
+    /// As names of modules, peft would take them for those of experts.
+    #[test]
+    fn dense_layers_among_experts_are_named_by_their_weights() {
+        let model = model(
+            r#""model_type": "qwen3_moe", "num_key_value_heads": 1, "head_dim": 4, "num_experts": 2, "num_experts_per_tok": 1,
+            "moe_intermediate_size": 4, "mlp_only_layers": [1], "norm_topk_prob": true, "decoder_sparse_step": 1"#,
+        );
+        let all = in_file(&model, &["all-linear", "experts.down_proj"], "up_proj");
+        assert_eq!(all["target_modules"], json!(["k_proj", "o_proj", "q_proj", "v_proj"]));
+        let weights = ["down", "gate", "up"].map(|name| format!("layers.1.mlp.{name}_proj.weight"));
+        let parameters = [vec!["experts.down_proj".to_string()], weights.to_vec()].concat();
+        assert_eq!(all["target_parameters"], json!(parameters));
+        assert_eq!(all["rank_pattern"], json!({"up_proj": 3, r"(up_proj)\.weight": 3}));
+        // And back.
+        let back: Vec<_> = parameters.iter().map(|name| targets::of_parameter(name).unwrap()).collect();
+        assert_eq!(back[1], "layers.1.mlp.down_proj");
+        let read: BTreeMap<String, usize> = serde_json::from_value(all["rank_pattern"].clone()).unwrap();
+        assert_eq!(without_weights(&read), [("up_proj".to_string(), 3)].into());
+        let one = in_file(&model, &["mlp.up_proj", "q_proj"], "q_proj");
+        assert_eq!(
+            (&one["target_modules"], &one["rank_pattern"]),
+            (&json!(["q_proj"]), &json!({"q_proj": 3}))
+        );
+        assert_eq!(one["target_parameters"], json!(["layers.1.mlp.up_proj.weight"]));
+    }
 }

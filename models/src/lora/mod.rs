@@ -127,7 +127,7 @@ impl Lora {
             |target: &&String| !adapted.iter().any(|layer| targets::ends_with_target(target, layer));
         let targets = lora.config.targets.clone();
         let (unused, used): (Vec<String>, Vec<String>) =
-            targets.into_iter().partition(|target| target != config::ALL && is_unused(&target));
+            targets.into_iter().partition(|target| target != targets::ALL && is_unused(&target));
         let others = shapes(&lora.model)?;
         let is_another = |target: &&String| {
             let mut others = others.keys().map(String::as_str).chain([names::HEAD]);
@@ -157,7 +157,7 @@ impl Lora {
     /// Returns the names of all layers that can have an adapter.
     fn all_layers(&self) -> Result<Vec<String>> {
         let of_experts = names::JOINED.map(|weight| format!("experts.{weight}"));
-        let targets = [config::ALL.to_string()].into_iter().chain(of_experts).collect();
+        let targets = [targets::ALL.to_string()].into_iter().chain(of_experts).collect();
         let all = Self { config: LoraConfig { targets, ..LoraConfig::default() }, ..self.clone() };
         Ok(layers(&all.trained_shapes()?))
     }

@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use regex::bytes::{Regex, RegexBuilder};
 use serde_json::{Value, json};
 
-use super::LoraConfig;
-use super::config::ALL;
 use crate::names::{self, JOINED, OfExpert};
 use crate::{Family, ModelConfig};
 
+/// Target name for all linear layers except the head and experts.
+pub(super) const ALL: &str = "all-linear";
 /// End of the name of a layer's weight.
 const WEIGHT: &str = ".weight";
 /// Layers that experts have, too.
@@ -23,14 +23,14 @@ pub(super) struct TargetsInFile {
     /// Names of weights.
     pub(super) parameters: Vec<String>,
     /// The layers of whose weights the names are among the parameters.
-    by_weight: Vec<String>,
+    pub(super) by_weight: Vec<String>,
 }
 
 impl TargetsInFile {
     /// `linear` are the layers with adapters, without experts.
-    pub(super) fn of(config: &LoraConfig, model: &ModelConfig, linear: &[String]) -> Self {
+    pub(super) fn of(targets: &[String], model: &ModelConfig, linear: &[String]) -> Self {
         let (of_experts, mut modules): (Vec<String>, Vec<String>) =
-            config.targets.iter().cloned().partition(|target| is_of_experts(target));
+            targets.iter().cloned().partition(|target| is_of_experts(target));
         if model.experts.is_none() {
             return Self { modules, parameters: of_experts, by_weight: Vec::new() };
         }
@@ -43,13 +43,6 @@ impl TargetsInFile {
             modules.into_iter().partition(|target| is_taken_for_experts(model.family, target));
         let is_meant = |layer: &&String| by_weight.iter().any(|target| ends_with(target, layer));
         let layers: Vec<String> = linear.iter().filter(is_meant).cloned().collect();
-        if !layers.is_empty() && (config.dora || config.dropout > 0.0) {
-            tracing::warn!(
-                "peft cannot load these adapters: it takes {} for layers of experts, and by the names of weights has neither dropout nor \
-                 magnitudes",
-                by_weight.join(", ")
-            );
-        }
         let weights: BTreeSet<String> = layers.iter().map(|layer| weight_of(layer)).collect();
         Self { modules, parameters: of_experts.into_iter().chain(weights).collect(), by_weight: layers }
     }
@@ -143,63 +136,6 @@ fn ends_with(end: &str, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Lora;
-
-    fn model(json: &str) -> ModelConfig {
-        ModelConfig::from_json(&format!(
-            r#"{{"vocab_size": 8, "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 2, "num_attention_heads": 1,
-            "max_position_embeddings": 8, "rms_norm_eps": 1e-6, {json}}}"#
-        ))
-        .unwrap()
-    }
-
-    /// Returns what the file of adapters with these targets has.
-    fn in_file(model: &ModelConfig, targets: &[&str], pattern: &str) -> Value {
-        let targets = targets.iter().map(ToString::to_string).collect();
-        let rank_pattern = [(pattern.to_string(), 3)].into();
-        let config = LoraConfig { targets, rank_pattern, ..LoraConfig::default() };
-        let lora = Lora::new(&config, model).unwrap();
-        let linear: Vec<String> = super::super::layers(lora.shapes())
-            .into_iter()
-            .filter(|layer| !names::is_of_expert(layer))
-            .collect();
-        config.json(model, &linear, None)
-    }
-
-    #[test]
-    fn all_layers_are_saved_as_one_name() {
-        let model = model(r#""model_type": "llama""#);
-        let of = |targets: &[&str]| in_file(&model, targets, "q_proj")["target_modules"].clone();
-        assert_eq!(of(&["all-linear", "q_proj"]), json!("all-linear"));
-        assert_eq!(of(&["v_proj", "q_proj"]), json!(["v_proj", "q_proj"]));
-    }
-
-    /// As names of modules, peft would take them for those of experts.
-    #[test]
-    fn dense_layers_among_experts_are_named_by_their_weights() {
-        let model = model(
-            r#""model_type": "qwen3_moe", "num_key_value_heads": 1, "head_dim": 4, "num_experts": 2, "num_experts_per_tok": 1,
-            "moe_intermediate_size": 4, "mlp_only_layers": [1], "norm_topk_prob": true, "decoder_sparse_step": 1"#,
-        );
-        let all = in_file(&model, &["all-linear", "experts.down_proj"], "up_proj");
-        assert_eq!(all["target_modules"], json!(["k_proj", "o_proj", "q_proj", "v_proj"]));
-        let weights = ["down", "gate", "up"].map(|name| format!("layers.1.mlp.{name}_proj.weight"));
-        let parameters = [vec!["experts.down_proj".to_string()], weights.to_vec()].concat();
-        assert_eq!(all["target_parameters"], json!(parameters));
-        assert_eq!(all["rank_pattern"], json!({"up_proj": 3, r"(up_proj)\.weight": 3}));
-        // And back.
-        let back: Vec<_> = parameters.iter().map(|name| of_parameter(name).unwrap()).collect();
-        assert_eq!(back[1], "layers.1.mlp.down_proj");
-        let read: BTreeMap<String, usize> = serde_json::from_value(all["rank_pattern"].clone()).unwrap();
-        assert_eq!(without_weights(&read), [("up_proj".to_string(), 3)].into());
-        let one = in_file(&model, &["mlp.up_proj", "q_proj"], "q_proj");
-        assert_eq!(
-            (&one["target_modules"], &one["rank_pattern"]),
-            (&json!(["q_proj"]), &json!({"q_proj": 3}))
-        );
-        assert_eq!(one["target_parameters"], json!(["layers.1.mlp.up_proj.weight"]));
-        assert_eq!(weight_of("model.layers.7.mlp.shared_experts.up_proj"), "shared_experts.up_proj.weight");
-    }
 
     #[test]
     fn parameters_of_peft_are_targets() {
@@ -207,6 +143,7 @@ mod tests {
         assert_eq!(of_parameter("mlp.experts.down_proj").as_deref(), Some("mlp.experts.down_proj"));
         assert_eq!(of_parameter("mlp.gate.weight").as_deref(), Some("mlp.gate"));
         assert_eq!(of_parameter("q_proj.bias"), None);
+        assert_eq!(weight_of("model.layers.7.mlp.shared_experts.up_proj"), "shared_experts.up_proj.weight");
         let read =
             |pattern: &str| without_weights(&[(pattern.to_string(), 1)].into()).into_keys().next().unwrap();
         assert_eq!(

@@ -141,6 +141,12 @@ fn variants_that_cannot_be_are_named() {
     let dense = ["down", "gate", "up"].map(|name| format!("layers.0.mlp.{name}_proj"));
     let named = ["k_proj", "o_proj", "q_proj", "v_proj", "experts.down_proj"].map(String::from);
     assert_eq!(again.config().targets, [&named[..], &dense].concat());
+    // Each expert by itself, as before transformers 5.
+    let name = "base_model.model.model.layers.1.mlp.experts.0.down_proj.lora_A.weight";
+    let single = HashMap::from([(name, zeros(&vec![2, 2]))]);
+    candle_core::safetensors::save(&single, out.path().join("adapter_model.safetensors")).unwrap();
+    let line = Lora::from_folder(out.path(), experts.config()).unwrap_err().to_string();
+    assert!(line.contains(&format!("each expert has adapters of its own ({name})")), "{line}");
     let line = of(&["experts.down_proj"], true);
     assert!(line.contains("dora is true; adapters of experts have neither dropout nor magnitudes"), "{line}");
     let line = of(&["experts.gate_proj"], false);
