@@ -50,7 +50,7 @@ pub const SHARED: [(&str, &[&str]); 9] = [
         "Language models",
         &[
             "document-length", "pipeline-schedule", "labels", "reference", "lora-targets",
-            "lora-rank-pattern", "lora-dora", "lora-save-modules", "base-bits",
+            "lora-rank-pattern", "lora-dora", "lora-save-modules", "base-bits", "accumulate", "parameters",
         ],
     ),
     ("Files", &["init", "data", "save", "save-dtype", "metrics", "trace", "report", "tensorboard"]),
