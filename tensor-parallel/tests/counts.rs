@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Tensor, Var};
 use comm::{Communicator, Mesh, Operation, Stats, Work};
-use common::{Comm, on_mesh};
+use common::Comm;
 use ops::AttentionMask;
 use tensor_parallel::{
     ParallelTransformerLayer, Result, TensorParallel, TensorParallelConfig, TransformerLayerConfig, Weights,
@@ -19,6 +19,14 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::{Layer, Registry};
 
 type Log = Arc<Mutex<Vec<String>>>;
+
+/// As [`common::on_mesh`]. Somebody always wants spans: a call site that a thread without a subscriber reaches first, while one with a
+/// subscriber begins, would be silent for a moment in both.
+fn on_mesh<T: Send>(dp: usize, tp: usize, body: impl Fn(&Mesh) -> Result<T> + Sync) -> Vec<T> {
+    // Fails if another test has done so.
+    let _ = tracing::subscriber::set_global_default(Registry::default());
+    common::on_mesh(dp, tp, body)
+}
 
 /// Communicator that records the operations of this group and of its subgroups.
 #[derive(Debug)]
