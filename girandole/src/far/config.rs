@@ -24,11 +24,22 @@ pub struct FarConfig {
     /// Parts of the parameters that are averaged at steps of their own, evenly within `every`: so many times fewer bytes are sent at once.
     /// Layer n is in part n modulo this number, and a parameter of no numbered layer in one that its name determines. Default: 1.
     pub fragments: usize,
+    /// Steps that groups go on with while what they send is on its way; fewer than from one fragment's average to the next one's. The outer
+    /// step is then made from where the parameters were when it was sent, and what a group has learned since stays on top of it.
+    /// Default: 0, groups wait.
+    pub delay: usize,
 }
 
 impl Default for FarConfig {
     fn default() -> Self {
-        Self { every: 100, learning_rate: 0.7, momentum: 0.9, precision: FarPrecision::F32, fragments: 1 }
+        Self {
+            every: 100,
+            learning_rate: 0.7,
+            momentum: 0.9,
+            precision: FarPrecision::F32,
+            fragments: 1,
+            delay: 0,
+        }
     }
 }
 
@@ -49,19 +60,37 @@ impl FarConfig {
             let help = format!("give 1 to {}, the steps between averages", self.every);
             return refuse("the fragments of far groups", self.fragments as f64, &help);
         }
+        if self.delay > self.most_delay() {
+            let help = format!("give 0 to {}, fewer than the steps between two averages", self.most_delay());
+            return refuse("the delay of far groups", self.delay as f64, &help);
+        }
         Ok(())
     }
 
-    /// The fragments that are averaged after a step, from 1.
-    pub(super) fn due(&self, step: usize) -> impl Iterator<Item = usize> + use<> {
+    /// The longest delay with which one fragment's sums have come before the next one's are sent.
+    pub fn most_delay(&self) -> usize {
+        (self.every / self.fragments).saturating_sub(1)
+    }
+
+    /// The fragments that are sent after a step, from 1.
+    pub(super) fn sent_after(&self, step: usize) -> Vec<usize> {
         let Self { every, fragments, .. } = *self;
-        (0..fragments)
-            .filter(move |fragment| (step + every - fragment * every / fragments).is_multiple_of(every))
+        let offset = |fragment: usize| fragment * every / fragments;
+        let is_due = |fragment: &usize| {
+            let offset = offset(*fragment);
+            step > 0 && step >= offset && (step - offset).is_multiple_of(every)
+        };
+        (0..fragments).filter(is_due).collect()
+    }
+
+    /// The fragments whose sums are applied after a step.
+    pub(super) fn applied_after(&self, step: usize) -> Vec<usize> {
+        self.sent_after(step.saturating_sub(self.delay))
     }
 
     /// Whether something is averaged after a step.
     pub(crate) fn is_due(&self, step: usize) -> bool {
-        self.due(step).next().is_some()
+        !self.applied_after(step).is_empty()
     }
 
     /// The fragment of a parameter.

@@ -19,8 +19,8 @@ use strategy::{BucketAverage, DistributedModel};
 use training::DeferredCopy;
 use training::build::Model;
 
-use self::exchange::sum_over_groups;
-use crate::parallel::{FarGroups, sum};
+use self::exchange::{BucketSum, Exchange, InFlight, PartSum};
+use crate::parallel::FarGroups;
 use crate::{Error, Parallel, Result};
 pub use config::FarConfig;
 use quantized::BLOCK;
@@ -37,13 +37,16 @@ const START: &str = ".far_start";
 const MOMENTUM: &str = ".far_momentum";
 const ERROR: &str = ".far_error";
 const TARGETS: &str = ".far_targets";
+const SENT: &str = ".far_sent";
+const SENT_TARGETS: &str = ".far_sent_targets";
 
 /// The outer step of a model in a layout with `far`: [`FarConfig`].
 ///
 /// # Cost
 /// Each average sums the parameters that a rank holds over the groups, with equally many from each copy of them within the group:
 /// with two groups 4 bytes are sent of each parameter, 1.03 with [`FarPrecision::Int8`] and 0.53 with [`FarPrecision::Int4`]. A rank keeps
-/// two numbers more of each parameter that it holds, and a third one where not all of a number is sent.
+/// two numbers more of each parameter that it holds, and a third one where not all of a number is sent. With [`FarConfig::delay`] one or
+/// two more of each parameter that is on its way.
 #[derive(Debug)]
 pub struct FarAverage {
     config: FarConfig,
@@ -52,14 +55,18 @@ pub struct FarAverage {
     copies: Arc<dyn Communicator>,
     slots: Vec<Slot>,
     buffers: Vec<Var>,
-    /// Of each fragment: targets of this group since its last average.
+    /// Of each fragment: targets of this group since its changes were last sent.
     targets: Vec<u64>,
+    /// Targets that what is on its way was learned from, or what is to be sent now.
+    sent_targets: Vec<u64>,
+    /// What is on its way, unless the groups have changed since: it is sent again then, when it is to be applied.
+    in_flight: Option<InFlight>,
     /// In an elastic run: what a round has received, until it is certain that all have.
     received: Option<Round>,
 }
 
 /// The outer state of a parameter.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Slot {
     name: String,
     fragment: usize,
@@ -69,6 +76,8 @@ struct Slot {
     momentum: Option<Tensor>,
     /// What was not sent of its changes.
     error: Option<Tensor>,
+    /// While its change is on its way: its value when that was sent.
+    sent: Option<Tensor>,
 }
 
 impl Slot {
@@ -77,14 +86,30 @@ impl Slot {
         self.start.clone().map_or_else(|| self.var.as_detached_tensor().copy(), Ok)
     }
 
+    /// This group's part of its change, as it is sent: in whole blocks, so that a scale is of one parameter, and ranks that hold one
+    /// whole beside parts of others send the same of it.
+    fn change(&self, share: f64) -> candle_core::Result<Tensor> {
+        let now = self.sent.clone().unwrap_or_else(|| self.var.as_detached_tensor());
+        let change = ((self.start()? - now)? * share)?;
+        let change = match &self.error {
+            Some(error) => (change + error)?,
+            None => change,
+        };
+        let change = change.flatten_all()?;
+        change.pad_with_zeros(0, 0, self.padded() - change.elem_count())
+    }
+
     /// Elements that are sent: whole blocks.
     fn padded(&self) -> usize {
         self.var.elem_count().next_multiple_of(BLOCK)
     }
 }
 
-/// The sum of the changes of a bucket over all groups, and what this rank's numbers have lost in it, if it was not sent exactly.
-type BucketSum = (Tensor, Option<Tensor>);
+/// This group's part of the changes of a bucket.
+fn changes(slots: &[Slot], share: f64) -> candle_core::Result<Tensor> {
+    let changes = slots.iter().map(|slot| slot.change(share)).collect::<candle_core::Result<Vec<_>>>()?;
+    Tensor::cat(&changes, 0)
+}
 
 impl FarAverage {
     /// Creates the outer step of a model; `None` if its layout has no `far`. Not collective.
@@ -101,7 +126,7 @@ impl FarAverage {
         let slot = |(name, var): (String, Var)| match var.dtype() {
             DType::F32 | DType::F64 => {
                 let fragment = config.fragment_of(roots.get(&name).unwrap_or(&name));
-                Ok(Slot { name, fragment, var, start: None, momentum: None, error: None })
+                Ok(Slot { name, fragment, var, start: None, momentum: None, error: None, sent: None })
             }
             dtype => {
                 let help = "give f32: the small changes of an average would be lost in 16 bits";
@@ -118,6 +143,8 @@ impl FarAverage {
             slots,
             buffers: buffers.collect(),
             targets: vec![0; config.fragments],
+            sent_targets: vec![0; config.fragments],
+            in_flight: None,
             received: None,
         }))
     }
@@ -133,14 +160,15 @@ impl FarAverage {
         Ok(())
     }
 
-    /// After step number `step`, from 1, in which so many targets of the group counted: averages if that is due, or the last one.
-    /// Call on every rank.
+    /// After step number `step`, from 1, in which so many targets of the group counted: averages if that is due, or the last one, and
+    /// sends what is applied later. Call on every rank.
     ///
     /// # Errors
     /// Failures of communication.
     pub fn end_step(&mut self, step: usize, targets: usize, is_last: bool) -> Result<()> {
         self.count(targets);
-        self.average(step, is_last)
+        self.average(step, is_last)?;
+        if is_last { Ok(()) } else { self.send(step) }
     }
 
     /// Counts the targets of a step.
@@ -150,31 +178,96 @@ impl FarAverage {
 
     /// Averages the fragments that are due after a step, or all.
     pub(crate) fn average(&mut self, step: usize, is_last: bool) -> Result<()> {
-        let due = self.due(step, is_last);
-        for fragment in &due {
-            let Some(share) = self.share(*fragment)? else { continue };
-            for bucket in self.buckets(*fragment) {
-                let sums = self.sum_of(bucket.clone(), share)?;
-                self.step_by(bucket, &sums)?;
-            }
-        }
+        let due = self.due(step, is_last)?;
+        self.sums(&due, |far, bucket, sum| far.step_by(bucket, &sum))?;
         if !due.is_empty() {
             let buffers: Vec<Tensor> = self.buffers.iter().map(Var::as_detached_tensor).collect();
             self.average_buffers(&buffers)?;
         }
-        due.into_iter().for_each(|fragment| self.targets[fragment] = 0);
+        due.into_iter().for_each(|fragment| self.sent_targets[fragment] = 0);
         Ok(())
     }
 
-    fn due(&self, step: usize, is_last: bool) -> Vec<usize> {
-        if is_last { (0..self.config.fragments).collect() } else { self.config.due(step).collect() }
+    /// Sends what is due after a step, if it is applied later only. Not collective: what the groups send is summed while they go on.
+    pub(crate) fn send(&mut self, step: usize) -> Result<()> {
+        let fragments = self.config.sent_after(step);
+        if self.config.delay == 0 || fragments.is_empty() {
+            return Ok(());
+        }
+        self.take(&fragments, |var| var.as_detached_tensor().copy().map(Some))?;
+        let (exchange, slots) = (self.exchange(), self.slots.clone());
+        let buckets = |fragment: &usize| (self.sent_targets[*fragment], self.buckets(*fragment));
+        let buckets: Vec<(u64, Vec<Range<usize>>)> = fragments.iter().map(buckets).collect();
+        self.in_flight = Some(InFlight::begin(move || {
+            let mut sums = Vec::new();
+            for (targets, buckets) in buckets {
+                let Some(share) = exchange.share(targets)? else { continue };
+                for bucket in buckets {
+                    // On a stream of a device, a sum that waits for others would delay the training.
+                    let changes = changes(&slots[bucket.clone()], share)?.to_device(&Device::Cpu)?;
+                    sums.push((bucket, exchange.sum(&changes)?));
+                }
+            }
+            Ok(sums)
+        })?);
+        Ok(())
     }
 
-    /// This group's part of the targets of all groups, since a fragment's last average; `None` if there are none.
-    fn share(&self, fragment: usize) -> Result<Option<f64>> {
-        let own = self.targets[fragment] as f64;
-        let total = sum(&*self.groups.across, own)?;
-        Ok((total > 0.0).then(|| own / total))
+    /// The fragments that are to be averaged after a step.
+    fn due(&mut self, step: usize, is_last: bool) -> Result<Vec<usize>> {
+        if !is_last && self.config.delay > 0 {
+            return Ok(self.config.applied_after(step));
+        }
+        // All that was learned until now: what is on its way is sent again with it.
+        self.in_flight.take().map_or(Ok(Vec::new()), InFlight::wait)?;
+        let all = || (0..self.config.fragments).collect();
+        let fragments = if is_last { all() } else { self.config.sent_after(step) };
+        self.take(&fragments, |_| Ok(None))?;
+        Ok(fragments)
+    }
+
+    /// What these fragments have changed until now is to be sent: a copy of what they are, or what they are when it is sent.
+    fn take(
+        &mut self,
+        fragments: &[usize],
+        copy: impl Fn(&Var) -> candle_core::Result<Option<Tensor>>,
+    ) -> Result<()> {
+        for slot in self.slots.iter_mut().filter(|slot| fragments.contains(&slot.fragment)) {
+            slot.sent = copy(&slot.var)?;
+        }
+        for fragment in fragments {
+            self.sent_targets[*fragment] += std::mem::take(&mut self.targets[*fragment]);
+        }
+        Ok(())
+    }
+
+    /// Goes through the sums of what the groups send, or have sent, of these fragments.
+    fn sums(
+        &mut self,
+        fragments: &[usize],
+        mut each: impl FnMut(&mut Self, Range<usize>, BucketSum) -> Result<()>,
+    ) -> Result<()> {
+        let mut gather = |far: &mut Self, bucket: Range<usize>, sum: PartSum| {
+            let sum = sum.gather(&*far.copies, far.slots[bucket.start].var.device())?;
+            each(far, bucket, sum)
+        };
+        if let Some(in_flight) = self.in_flight.take() {
+            return in_flight.wait()?.into_iter().try_for_each(|(bucket, sum)| gather(self, bucket, sum));
+        }
+        let exchange = self.exchange();
+        for fragment in fragments {
+            let Some(share) = exchange.share(self.sent_targets[*fragment])? else { continue };
+            for bucket in self.buckets(*fragment) {
+                let sum = exchange.sum(&changes(&self.slots[bucket.clone()], share)?)?;
+                gather(self, bucket, sum)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn exchange(&self) -> Exchange {
+        let copy = (self.copies.rank(), self.copies.world_size());
+        Exchange { across: self.groups.across.clone(), precision: self.config.precision, copy }
     }
 
     fn average_buffers(&self, buffers: &[Tensor]) -> Result<()> {
@@ -205,23 +298,6 @@ impl FarAverage {
         buckets
     }
 
-    /// Returns the sum of what the groups send of these parameters, and what this one has not sent.
-    fn sum_of(&self, bucket: Range<usize>, share: f64) -> Result<BucketSum> {
-        let change = |slot: &Slot| {
-            let change = ((slot.start()? - slot.var.as_detached_tensor())? * share)?;
-            let change = match &slot.error {
-                Some(error) => (change + error)?,
-                None => change,
-            };
-            let change = change.flatten_all()?;
-            // So that a scale is of one parameter: ranks that hold one whole beside parts of others send the same of it.
-            change.pad_with_zeros(0, 0, slot.padded() - change.elem_count())
-        };
-        let changes = self.slots[bucket].iter().map(change);
-        let changes = Tensor::cat(&changes.collect::<candle_core::Result<Vec<_>>>()?, 0)?;
-        sum_over_groups(&self.groups, &changes, &*self.copies, self.config.precision)
-    }
-
     /// The outer step of these parameters.
     fn step_by(&mut self, bucket: Range<usize>, (mean, errors): &BucketSum) -> Result<()> {
         let (FarConfig { learning_rate, momentum, .. }, mut begin) = (self.config, 0);
@@ -244,7 +320,11 @@ impl FarAverage {
                 }
             };
             let start = (slot.start()? - (moved * learning_rate)?)?;
-            slot.var.set(&start)?;
+            let now = match slot.sent.take() {
+                Some(sent) => ((slot.var.as_detached_tensor() - sent)? + &start)?,
+                None => start.clone(),
+            };
+            slot.var.set(&now)?;
             slot.start = Some(start);
             begin += slot.padded();
         }
@@ -254,6 +334,7 @@ impl FarAverage {
     /// After a checkpoint of another group: what that one has not sent, and has learned since the last average, counts once.
     pub(crate) fn forget_unsent(&mut self) {
         self.targets.fill(0);
+        self.sent_targets.fill(0);
         self.slots.iter_mut().for_each(|slot| slot.error = None);
     }
 
@@ -261,15 +342,18 @@ impl FarAverage {
     pub(crate) fn state(&self) -> candle_core::Result<Vec<(String, DeferredCopy)>> {
         let mut state = Vec::new();
         for slot in &self.slots {
-            let tensors = [(START, &slot.start), (MOMENTUM, &slot.momentum), (ERROR, &slot.error)];
+            let tensors =
+                [(START, &slot.start), (MOMENTUM, &slot.momentum), (ERROR, &slot.error), (SENT, &slot.sent)];
             let tensors = tensors.into_iter().filter_map(|(end, tensor)| Some((end, tensor.as_ref()?)));
             // Tensors are replaced, and never changed.
             state.extend(
                 tensors
                     .map(|(end, tensor)| (format!("{}{end}", slot.name), DeferredCopy::new(tensor.clone()))),
             );
-            let targets = Tensor::new(self.targets[slot.fragment] as i64, &Device::Cpu)?;
-            state.push((format!("{}{TARGETS}", slot.name), DeferredCopy::done(targets)));
+            for (end, targets) in [(TARGETS, &self.targets), (SENT_TARGETS, &self.sent_targets)] {
+                let targets = Tensor::new(targets[slot.fragment] as i64, &Device::Cpu)?;
+                state.push((format!("{}{end}", slot.name), DeferredCopy::done(targets)));
+            }
         }
         Ok(state)
     }
@@ -278,13 +362,16 @@ impl FarAverage {
     pub(crate) fn state_of(
         state: &HashMap<String, Tensor>,
     ) -> (HashMap<String, Tensor>, HashMap<String, Tensor>) {
-        let is_own = |key: &str| [START, MOMENTUM, ERROR, TARGETS].iter().any(|end| key.ends_with(end));
+        let is_own = |key: &str| {
+            [START, MOMENTUM, ERROR, TARGETS, SENT, SENT_TARGETS].iter().any(|end| key.ends_with(end))
+        };
         state.clone().into_iter().partition(|(key, _)| is_own(key))
     }
 
     /// Replaces its state by this. Parameters that are not in it start where they are before the next step.
     pub(crate) fn load_state(&mut self, state: &HashMap<String, Tensor>) -> candle_core::Result<()> {
         self.targets.fill(0);
+        self.sent_targets.fill(0);
         for slot in &mut self.slots {
             let of = |end: &str| state.get(&format!("{}{end}", slot.name));
             let tensor = |end: &str| {
@@ -294,10 +381,12 @@ impl FarAverage {
                 };
                 of(end).map(set).transpose()
             };
-            let targets = of(TARGETS).map(Tensor::to_scalar::<i64>).transpose()?.unwrap_or_default();
-            let of_fragment = &mut self.targets[slot.fragment];
-            *of_fragment = (*of_fragment).max(targets.unsigned_abs());
+            for (end, targets) in [(TARGETS, &mut self.targets), (SENT_TARGETS, &mut self.sent_targets)] {
+                let of_slot = of(end).map(Tensor::to_scalar::<i64>).transpose()?.unwrap_or_default();
+                targets[slot.fragment] = targets[slot.fragment].max(of_slot.unsigned_abs());
+            }
             (slot.start, slot.momentum, slot.error) = (tensor(START)?, tensor(MOMENTUM)?, tensor(ERROR)?);
+            slot.sent = tensor(SENT)?;
         }
         Ok(())
     }

@@ -6,7 +6,8 @@ use candle_core::{Device, Tensor, Var};
 use comm::{Operation, ReduceOp};
 use serde::{Deserialize, Serialize};
 
-use super::{BucketSum, FarAverage};
+use super::FarAverage;
+use super::exchange::BucketSum;
 use crate::Result;
 
 /// What ranks tell each other in a round, the most of any.
@@ -43,13 +44,11 @@ impl FarAverage {
         let most = Tensor::new(&[own.stop, own.waiting, own.diverged], &Device::Cpu)?;
         self.groups.world.run(Operation::AllReduce { tensor: most.clone(), op: ReduceOp::Max })?;
         let most = most.to_vec1::<u32>()?;
-        let (fragments, mut sums) = (self.due(step, is_last), Vec::new());
-        for fragment in &fragments {
-            let Some(share) = self.share(*fragment)? else { continue };
-            for bucket in self.buckets(*fragment) {
-                sums.push((bucket.clone(), self.sum_of(bucket, share)?));
-            }
-        }
+        let (fragments, mut sums) = (self.due(step, is_last)?, Vec::new());
+        self.sums(&fragments, |_, bucket, sum| {
+            sums.push((bucket, sum));
+            Ok(())
+        })?;
         let buffers = self.buffers.iter().map(|buffer| buffer.as_detached_tensor().copy());
         let buffers = buffers.collect::<candle_core::Result<Vec<_>>>()?;
         self.average_buffers(&buffers)?;
@@ -65,15 +64,17 @@ impl FarAverage {
             self.step_by(bucket, &sums)?;
         }
         self.buffers.iter().zip(&buffers).try_for_each(|(buffer, mean): (&Var, _)| buffer.set(mean))?;
-        fragments.into_iter().for_each(|fragment| self.targets[fragment] = 0);
+        fragments.into_iter().for_each(|fragment| self.sent_targets[fragment] = 0);
         Ok(Some(notice))
     }
 
     /// A new group begins where the others were after their last average.
     pub(crate) fn begin_anew(&mut self) -> Result<()> {
         self.forget_unsent();
-        for slot in &self.slots {
-            slot.var.set(&slot.start()?)?;
+        for slot in &mut self.slots {
+            let start = slot.start()?;
+            slot.var.set(&start)?;
+            slot.sent = slot.sent.take().map(|_| start);
         }
         Ok(())
     }

@@ -32,7 +32,8 @@ impl<M: Model> Trainer<'_, M> {
         observer: &mut dyn Observer<M>,
     ) -> Result<()> {
         if !self.is_round_due() {
-            return Ok(());
+            let step = self.done.step;
+            return self.optimizer.far().map_or(Ok(()), |far| far.send(step));
         }
         let before = self.model.stats();
         // What groups tell each other is of this step.

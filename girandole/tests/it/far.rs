@@ -158,6 +158,38 @@ fn fragments_are_averaged_at_their_own_steps() {
 }
 
 #[test]
+fn what_groups_learn_while_their_changes_are_on_the_way_stays() {
+    let of = |every, fragments, delay| FarConfig { every, fragments, delay, ..FarConfig::default() };
+    let at_once = by_hand(of(3, 1, 0)).1;
+    // The first sums come at another step than any, those of two fragments between each other, and the last ones when all are averaged.
+    for far in [of(3, 1, 1), of(3, 1, 2), of(6, 2, 2), of(4, 2, 1)] {
+        let (losses, expected) = by_hand(far);
+        assert!((expected - at_once).abs() > 1e-4, "{expected}, {at_once}");
+        for layout in LAYOUTS {
+            let (got, loss) = train(Setup::default(), layout, &config(far), STEPS);
+            assert_close(&got, &losses, layout);
+            assert_close(&[loss], &[expected], layout);
+        }
+        // Runs that end while something is on its way.
+        for ends in [[1, 3, 4, 5], [2, 4, 6, 7]] {
+            let dir = tempfile::tempdir().unwrap();
+            let plan =
+                CheckpointPlan { dir: dir.path().into(), every: 1, keep: 2, in_background: ends[0] == 1 };
+            let config = TrainConfig { checkpoints: Some(plan), ..config(far) };
+            let (mut got, mut last) = (Vec::new(), 0.0);
+            let layouts = ["far=2,dp=2", "far=2,pp=2", "far=2,tp=2", "far=2", "far=2,shard=2"];
+            for (layout, until) in layouts.into_iter().zip(ends.into_iter().chain([STEPS])) {
+                let (of_run, loss) = train(Setup::default(), layout, &config, until);
+                got.extend(of_run);
+                last = loss;
+            }
+            assert_close(&got, &losses, "losses of a run that goes on");
+            assert_close(&[last], &[expected], "a run that goes on");
+        }
+    }
+}
+
+#[test]
 fn random_numbers_belong_to_rows() {
     let setup = Setup { gpt2: true, dropout: 0.3, ..Setup::default() };
     let config = config(FarConfig { every: 2, ..FarConfig::default() });
@@ -322,6 +354,9 @@ fn what_cannot_be_averaged_is_refused() {
     assert!(said.contains("the steps between averages"), "{said}");
     let said = of(Setup::default(), config(FarConfig { every: 4, fragments: 5, ..FarConfig::default() }));
     assert!(said.contains("the fragments of far groups: got 5; give 1 to 4"), "{said}");
+    let late = FarConfig { every: 6, fragments: 2, delay: 3, ..FarConfig::default() };
+    let said = of(Setup::default(), config(late));
+    assert!(said.contains("the delay of far groups: got 3; give 0 to 2, fewer than"), "{said}");
 }
 
 #[test]

@@ -54,32 +54,56 @@ impl ByHand {
         }
         let mut losses = vec![Vec::new(); groups];
         let mut targets = vec![vec![0.0; groups]; far.fragments];
+        // What groups have sent: their parameters then, and the targets these were learned from.
+        let mut sent: Vec<Vec<Tensor>> = vec![Vec::new(); start.len()];
+        let mut sent_targets = targets.clone();
         for step in 1..=config.steps {
+            let averaged = (step.next_multiple_of(far.every) + far.delay).min(config.steps);
             for (group, trainer) in trainers.iter_mut().enumerate() {
                 let mut reports = Reports::default();
                 trainer.run_until(step, &mut reports).map_err(carry)?;
-                if self.is_there(group, step.next_multiple_of(far.every).min(config.steps)) {
+                if self.is_there(group, step) && self.is_there(group, averaged) {
                     targets.iter_mut().for_each(|of| of[group] += reports.0[0].targets as f64);
                     losses[group].push(reports.0[0].loss);
                 }
             }
-            let is_due = |fragment: usize| {
+            let is_last = step == config.steps;
+            let is_sent = |fragment: usize, step: usize| {
                 let offset = fragment * far.every / far.fragments;
-                step == config.steps || (step >= offset && (step - offset).is_multiple_of(far.every))
+                is_last || (step > 0 && step >= offset && (step - offset).is_multiple_of(far.every))
             };
-            for place in (0..start.len()).filter(|place| is_due(fragments[*place])) {
-                let targets = &targets[fragments[place]];
+            for fragment in (0..far.fragments).filter(|fragment| is_sent(*fragment, step)) {
+                for group in 0..groups {
+                    sent_targets[fragment][group] += std::mem::take(&mut targets[fragment][group]);
+                }
+                for place in (0..start.len()).filter(|place| fragments[*place] == fragment) {
+                    sent[place] = vars
+                        .iter()
+                        .map(|vars| vars[place].as_detached_tensor().copy())
+                        .collect::<Result<_>>()?;
+                }
+            }
+            let is_applied = |fragment: usize| is_sent(fragment, step.saturating_sub(far.delay));
+            for place in (0..start.len()).filter(|place| is_applied(fragments[*place])) {
+                let targets = &sent_targets[fragments[place]];
                 let mut mean = start[place].zeros_like()?;
                 for group in (0..groups).filter(|group| self.is_there(*group, step)) {
-                    let moved = (&start[place] - vars[group][place].as_tensor())?;
+                    let moved = (&start[place] - &sent[place][group])?;
                     mean = (mean + (moved * (targets[group] / targets.iter().sum::<f64>()))?)?.detach();
                 }
                 momentum[place] = ((&momentum[place] * far.momentum)? + &mean)?;
                 let outer = (mean + (&momentum[place] * far.momentum)?)?;
                 start[place] = (&start[place] - (outer * far.learning_rate)?)?.detach();
-                vars.iter().try_for_each(|vars| vars[place].set(&start[place]))?;
+                for (group, vars) in vars.iter().enumerate() {
+                    // A group that joins now has learned nothing since.
+                    let since = match self.is_there(group, step) {
+                        true => (vars[place].as_detached_tensor() - &sent[place][group])?,
+                        false => start[place].zeros_like()?,
+                    };
+                    vars[place].set(&(&start[place] + since)?)?;
+                }
             }
-            (0..far.fragments).filter(|of| is_due(*of)).for_each(|of| targets[of].fill(0.0));
+            (0..far.fragments).filter(|of| is_applied(*of)).for_each(|of| sent_targets[of].fill(0.0));
         }
         let loss = trainers[0].evaluate_on(&ALL).map_err(carry)?;
         Ok((losses, loss))

@@ -23,6 +23,7 @@ struct Recorder {
     world: Arc<dyn Communicator>,
     losses: Vec<(usize, f64)>,
     leaves: Option<usize>,
+    delay: usize,
     /// After this step it says so, and waits.
     waits: Option<(usize, Arc<AtomicBool>)>,
 }
@@ -52,7 +53,7 @@ impl<M> Observer<M> for Recorder {
     }
 
     fn joined(&mut self, step: usize, _: ObserverState, change: &Regrouping<'_>) -> girandole::Result<()> {
-        assert_eq!(step % 3, 0, "a group joins after an average");
+        assert_eq!(step % 3, self.delay, "a group joins after an average");
         self.world = change.world.clone();
         Ok(())
     }
@@ -79,7 +80,8 @@ fn train(
 ) -> girandole::Result<Seen> {
     let is_new = script.is_none();
     let (leaves, waits) = script.unwrap_or_default();
-    let mut recorder = Recorder { world: comm.clone(), losses: vec![], leaves, waits };
+    let mut recorder =
+        Recorder { world: comm.clone(), losses: vec![], leaves, delay: config.far.delay, waits };
     let mut model: Parallel<_>;
     let mut trainer = match is_new {
         false => {
@@ -125,8 +127,9 @@ fn with_losses(
 
 #[test]
 fn the_others_go_on_without_a_group_that_is_lost() {
-    let far = FarConfig { every: 3, ..FarConfig::default() };
-    for (group, rank, step) in [(1, 1, 4), (0, 0, 6)] {
+    // At once; and between what is sent and what comes of it, after both, and after a step at which another one is sent.
+    for (delay, group, rank, step) in [(0, 1, 1, 4), (0, 0, 0, 6), (1, 1, 1, 3), (1, 0, 0, 4), (2, 1, 1, 6)] {
+        let far = FarConfig { every: 3, delay, ..FarConfig::default() };
         let away = vec![(group, step..usize::MAX)];
         let (losses, expected) = ByHand { config: elastic(far, None), groups: 2, away }.train();
         for layout in [
@@ -139,7 +142,7 @@ fn the_others_go_on_without_a_group_that_is_lost() {
             let seen = with_losses(Setup::default(), layout, &elastic(far, None), &leaves);
             assert_eq!(seen.len(), of_group, "{layout}");
             for (left, (own, loss)) in seen {
-                let what = format!("{layout} without group {group}");
+                let what = format!("{layout} without group {group} after step {step}, {delay} late");
                 assert_eq!(left, 1 - group, "{what}");
                 assert_close(&own, &losses[left], &what);
                 assert_close(&[loss], &[expected], &what);
@@ -191,18 +194,27 @@ fn what_was_not_sent_stays_with_the_groups_that_go_on() {
 
 #[test]
 fn a_new_group_takes_the_seat_of_a_lost_one() {
-    let far = FarConfig { every: 3, ..FarConfig::default() };
+    for delay in [0, 1] {
+        new_group_in_place_of_a_lost_one(delay);
+    }
+}
+
+fn new_group_in_place_of_a_lost_one(delay: usize) {
+    let far = FarConfig { every: 3, delay, ..FarConfig::default() };
     let sgd = OptimizerConfig::Sgd(SgdConfig::default());
     let layout: Layout = "far=2".parse().unwrap();
     let replacement = Some(Replacement { layout, within: Duration::from_secs(60) });
     let config = TrainConfig { optimizer: sgd, learning_rate: 0.3, replacement, ..elastic(far, None) };
     for lost in [0, 1] {
         let by_hand = TrainConfig { replacement: None, ..config.clone() };
-        let (losses, expected) = ByHand { config: by_hand, groups: 2, away: vec![(lost, 4..9)] }.train();
+        let (losses, expected) =
+            ByHand { config: by_hand, groups: 2, away: vec![(lost, 4..9 + delay)] }.train();
         let job = &Job::new(2);
         let is_there = &Arc::new(AtomicBool::new(false));
         let rank = |rank: usize| {
-            let script = if rank == lost { (Some(4), None) } else { (None, Some((7, is_there.clone()))) };
+            // After the average in which the other group hears of the loss.
+            let waits = (7 + delay, is_there.clone());
+            let script = if rank == lost { (Some(4), None) } else { (None, Some(waits)) };
             let comm = job.connect(rank, false).unwrap();
             let seen = train(Setup::default(), comm, &layout, config.clone(), Some(script)).unwrap();
             seen.unwrap_or_else(|| {
@@ -220,7 +232,7 @@ fn a_new_group_takes_the_seat_of_a_lost_one() {
         let stayed = 1 - lost;
         assert_close(&seen[stayed].0, &losses[stayed], "the group that stayed");
         // Of the lost group, the losses until then and those of the new one.
-        assert_close(&seen[lost].0, &losses[lost][losses[lost].len() - 3..], "the new group");
+        assert_close(&seen[lost].0, &losses[lost][losses[lost].len() - (3 - delay)..], "the new group");
         assert_close(&[seen[0].1, seen[1].1], &[expected; 2], "the model of all");
     }
 }

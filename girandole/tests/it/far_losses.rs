@@ -23,6 +23,7 @@ const FAR: FarConfig = FarConfig {
     momentum: 0.9,
     precision: girandole::FarPrecision::F32,
     fragments: 1,
+    delay: 0,
 };
 
 fn far(groups: usize) -> Layout {
