@@ -4,7 +4,8 @@
 # scripts/hosts.sh needs, and an idle machine with two cores: scripts/far.sh [PROGRAM]
 #
 # All runs go on from the checkpoint of WARM steps of `dp=2` (400), for STEPS more with the same rows (400), and average after EVERY (100).
-# BATCH rows of 128 bytes are a step (16). RUNS are those to make, of: dp free far bits lost. The model can be smaller: LAYERS, HIDDEN, HEADS.
+# BATCH rows of 128 bytes are a step (16), and with `delay` groups go on for DELAY steps (5) while sums are on their way. RUNS are those to make,
+# of: dp free far bits delay lost. The model can be smaller: LAYERS, HIDDEN, HEADS.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,12 +27,14 @@ train=("$program" pretrain --data train.txt --evaluate other.txt --layers "${LAY
     --length 128 --batch-size "${BATCH:-16}" --lr "${LR:-1e-3}" --warmup 50 --timeout 300)
 begin_link
 
-# Starts a rank: start NAME RANK OPTION...
+# Starts a rank, the third one in place of one that is lost: start NAME RANK OPTION...
 start() {
-    local name=$1 rank=$2 netns=$a host=host-a bind=10.77.1.1
+    local name=$1 rank=$2 netns=$a host=host-a bind=10.77.1.1 later=()
+    [ "$name" != lost ] || later=("GIRANDOLE_ELASTIC_FILE=$dir/group")
+    [ "$rank" != 2 ] || later+=(GIRANDOLE_NEWCOMER=1)
     [ "$rank" = 0 ] || netns=$b host=host-b bind=10.77.1.2
     RANK=$rank WORLD_SIZE=2 MASTER_ADDR=10.77.1.1 MASTER_PORT=29500 GIRANDOLE_BIND=$bind on "$netns" "$host" \
-        "${train[@]}" --out "$name/model" --metrics "$name/metrics" --checkpoint-dir "$name/checkpoints" "${@:3}" \
+        env "${later[@]}" "${train[@]}" --out "$name/model" --metrics "$name/metrics" --checkpoint-dir "$name/checkpoints" "${@:3}" \
         > "$name/out.$rank" 2> "$name/err.$rank" &
     children+=($!)
     pids+=($!)
@@ -55,11 +58,13 @@ measure() {
     before=$answer
     for rank in 0 1; do start "$name" "$rank" "${@:2}"; done
     if [ "$name" = lost ]; then
-        # The second group is killed after a third of the steps, with its host; the first one goes on.
+        # The second group is killed after a third of the steps, with its host; the first one goes on. A new one comes after another third.
         wait_for_steps "$name" $((steps / 3))
         for pid in $(ip netns pids "$b"); do kill -9 "$pid" 2> /dev/null || true; done
         wait "${pids[1]}" 2> /dev/null || true
         unset 'pids[1]'
+        wait_for_steps "$name" $((2 * steps / 3))
+        start "$name" 2 "${@:2}"
     fi
     for pid in "${pids[@]}"; do wait "$pid" || fail "$name: $(cat "$name"/err.*)"; done
     link bytes
@@ -81,7 +86,8 @@ for run in ${RUNS:-dp free far bits lost}; do
         free) link_is 0 0; measure free "${far[@]}" ;;
         far) measure far "${far[@]}" ;;
         bits) measure bits "${far[@]}" --far-bits 4 ;;
-        lost) measure lost "${far[@]}" --elastic 1:2; grep -h "group 1 of far" lost/err.0 ;;
-        *) fail "RUNS: got $run; give some of dp, free, far, bits and lost" ;;
+        delay) measure delay "${far[@]}" --far-delay "${DELAY:-5}" ;;
+        lost) measure lost "${far[@]}" --elastic 1:2; grep -hE "group 1 of far|has come" lost/err.0 ;;
+        *) fail "RUNS: got $run; give some of dp, free, far, bits, delay and lost" ;;
     esac
 done

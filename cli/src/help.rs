@@ -34,7 +34,7 @@ pub const SHARED: [(&str, &[&str]); 9] = [
         &[
             "optimizer", "schedule", "warmup", "lowest-lr", "betas", "eps", "weight-decay", "momentum",
             "nesterov", "adjust-lr", "adamw-lr", "far-every", "far-lr", "far-momentum", "far-bits",
-            "far-fragments", "clip",
+            "far-fragments", "far-delay", "clip",
         ],
     ),
     ("Evaluation and logging", &["evaluate-every", "evaluate-rows", "sample-prompt", "sample", "log-every"]),

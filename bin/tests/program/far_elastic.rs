@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Child, Output, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
 use sampler::Generator;
 
-use crate::common::{Folder, Girandole, Session, metrics, text};
+use crate::common::{Folder, Girandole, Session, free_port, metrics, text};
 
 const PRETRAIN: Girandole = Girandole("pretrain");
 const STEPS: usize = 120;
@@ -20,8 +21,8 @@ fn folder() -> Folder {
     folder
 }
 
-/// Starts a small model in a layout, the options of which are given.
-fn start(folder: &Folder, name: &str, options: &[&str]) -> Session {
+/// The arguments for a small model in a layout, the options of which are given.
+fn arguments(folder: &Folder, name: &str, options: &[&str]) -> Vec<String> {
     let argument = |what: &str| folder.argument(&format!("{name}.{what}"));
     let (data, out, lines, checkpoints) =
         (folder.argument("text.txt"), argument("out"), argument("jsonl"), argument("checkpoints"));
@@ -29,7 +30,12 @@ fn start(folder: &Folder, name: &str, options: &[&str]) -> Session {
     let kept = ["--checkpoint-dir", &checkpoints, "--checkpoint-every", "10", "--far-every", "4"];
     let small = "--layers 2 --hidden 32 --heads 4 --length 16 --batch-size 12 --steps 120 --evaluate-every 7 --lr 0.01";
     let small: Vec<&str> = small.split(' ').collect();
-    Session::start(&PRETRAIN, &[&own, &kept[..], &small, options].concat())
+    [&own, &kept[..], &small, options].concat().into_iter().map(String::from).collect()
+}
+
+fn start(folder: &Folder, name: &str, options: &[&str]) -> Session {
+    let arguments = arguments(folder, name, options);
+    Session::start(&PRETRAIN, &arguments.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 /// Returns the number of lines of a file, which may not be there yet.
@@ -107,6 +113,39 @@ fn a_new_group_takes_the_place_of_a_lost_one() {
         assert_eq!(come, 1 + round % 2, "{round}: {said}");
         assert_went_on(&output, &folder, &name, 1 + round % 2);
     }
+}
+
+/// Ranks that are started one by one, on whatever hosts, find the group through a file.
+#[test]
+fn ranks_that_are_started_by_hand_make_a_new_group() {
+    let folder = folder();
+    let port = free_port().to_string();
+    let start = |rank: usize, is_new: bool| {
+        let (name, options) = ("run", ["--mesh", "far=2,tp=2", "--far-delay", "1", "--elastic", "4:4"]);
+        let mut command = PRETRAIN.command();
+        command.args(arguments(&folder, name, &options)).env("RANK", rank.to_string());
+        command.envs([("WORLD_SIZE", "4"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port.as_str())]);
+        command.env("GIRANDOLE_ELASTIC_FILE", folder.path("group"));
+        if is_new {
+            command.env("GIRANDOLE_NEWCOMER", "1");
+        }
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut ranks: Vec<Child> = (0..4).map(|rank| start(rank, false)).collect();
+    let path = folder.path("run.jsonl");
+    while lines_of(&path) < 10 {
+        assert!(ranks.iter_mut().all(|rank| rank.try_wait().unwrap().is_none()), "a rank has ended");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    ranks[3].kill().unwrap();
+    ranks.extend((4..6).map(|rank| start(rank, true)));
+    let mut ended: Vec<Output> = ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect();
+    assert!(!ended.remove(3).status.success());
+    let said: Vec<String> = ended.iter().map(|rank| text(&rank.stderr)).collect();
+    assert!(ended.iter().all(|rank| rank.status.success()), "{said:?}");
+    assert!(said[0].contains("rank 4 and rank 5 have come; 4 ranks go on after step "), "{said:?}");
+    assert!(said[2].contains("this rank is not needed any more"), "{said:?}");
+    assert_went_on(&ended[0], &folder, "run", 1);
 }
 
 #[test]

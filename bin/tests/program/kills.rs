@@ -166,11 +166,12 @@ fn a_run_with_experts_that_is_killed_goes_on_in_other_layouts() {
     go_on_after_kills("dp=1", &EXPERT_LAYOUTS, with_experts);
 }
 
-/// Each group has its own parameters and state between two averages.
+/// Each group has its own parameters and state between two averages, and after every third step its changes are on their way.
 #[test]
 fn groups_that_are_killed_go_on_in_other_layouts() {
     go_on_after_kills("far=2", &FAR_LAYOUTS, |folder, lines, steps| {
-        [common(folder, lines, steps), ["--far-every", "3"].map(String::from).to_vec()].concat()
+        [common(folder, lines, steps), ["--far-every", "3", "--far-delay", "1"].map(String::from).to_vec()]
+            .concat()
     });
 }
 

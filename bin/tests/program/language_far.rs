@@ -41,6 +41,12 @@ fn groups_learn_the_same_in_every_layout_of_a_group() {
         let apart = got.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         assert!(apart < 1e-5, "{mesh}: {apart}: {got:?}, expected {expected:?}");
     }
+    // While what is sent is on its way, too.
+    let late = ["--far-every", "3", "--far-delay", "2"];
+    let expected_late = run("0.01", &[&late[..], &["--mesh", "far=2"]].concat());
+    let got = run("0.01", &[&late[..], &["--mesh", "far=2,pp=2"]].concat());
+    let apart = got.iter().zip(&expected_late).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(apart < 1e-5 && expected_late[4] != expected[4], "{got:?}, expected {expected_late:?}");
     // In few bits nearly the same, and plain data parallelism where groups average after each step of SGD.
     let few = run("0.01", &[&every[..], &["--mesh", "far=2", "--far-bits", "8"]].concat());
     assert!((few[8] - expected[8]).abs() < 1e-2 && few != expected, "{few:?}, expected {expected:?}");
@@ -64,6 +70,11 @@ fn options_of_groups_are_checked() {
         (&["--mesh", "far=2", "--far-lr", "0"], "--far-lr: got 0; nothing would be learned"),
         (&["--mesh", "far=2", "--far-momentum", "1"], "from 0 to below 1"),
         (&["--mesh", "far=2", "--far-every", "4", "--far-fragments", "5"], "give at most --far-every, 4"),
+        (
+            &["--mesh", "far=2", "--far-every", "6", "--far-fragments", "2", "--far-delay", "3"],
+            "--far-delay: got 3; give at most 2: less than --far-every divided by --far-fragments",
+        ),
+        (&["--far-delay", "0"], "--far-delay: got 0; no groups train on their own"),
         (&["--mesh", "far=3"], "--batch-size: got 8; give a multiple of 3"),
     ] {
         let got = PRETRAIN.refuse(&[&["--data", &data, "--out", &out], options].concat());

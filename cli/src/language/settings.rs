@@ -101,12 +101,13 @@ fn of(options: &TrainOptions, config: &TrainConfig) -> Vec<(&'static str, String
     others.into_iter().chain(of_optimizer(&config.optimizer)).chain(far).collect()
 }
 
-fn of_far(far: &FarConfig) -> [(&'static str, String); 5] {
+fn of_far(far: &FarConfig) -> [(&'static str, String); 6] {
     [
         ("far-every", far.every.to_string()),
         ("far-lr", far.learning_rate.to_string()),
         ("far-momentum", far.momentum.to_string()),
         ("far-fragments", far.fragments.to_string()),
+        ("far-delay", far.delay.to_string()),
         ("far-bits", format!("{:?}", far.precision)),
     ]
 }

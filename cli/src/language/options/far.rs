@@ -50,6 +50,11 @@ pub(super) struct FarOptions {
     /// Evenly within --far-every: so many times fewer bytes are sent at once, as many in all. Layer n is in part n modulo F.
     #[arg(long, value_name = "F", value_parser = count, help_heading = "Optimizer")]
     far_fragments: Option<usize>,
+    /// Steps that groups go on with while what they send is on its way [default: 0]
+    ///
+    /// Fewer than from one fragment's average to the next one's. What a group has learned meanwhile stays on top of the average.
+    #[arg(long, value_name = "STEPS", help_heading = "Optimizer")]
+    far_delay: Option<usize>,
 }
 
 impl FarOptions {
@@ -67,6 +72,7 @@ impl FarOptions {
                 Some(BitsOption::Four) => FarPrecision::Int4,
             },
             fragments: self.far_fragments.unwrap_or(default.fragments),
+            delay: self.far_delay.unwrap_or(default.delay),
         }
     }
 }
@@ -78,13 +84,14 @@ impl TrainOptions {
     /// Such options without such groups; a learning rate of 0; parameters in 16 bits.
     pub(in crate::language) fn check_far(&self, layout: &Layout) -> Result<()> {
         let refuse = |option, got: String, help: &str| Err(Error::Option { option, got, help: help.into() });
-        let FarOptions { far_every, far_lr, far_momentum, far_bits, far_fragments } = &self.far;
+        let FarOptions { far_every, far_lr, far_momentum, far_bits, far_fragments, far_delay } = &self.far;
         if layout.far == 1 {
             let given = [
                 ("--far-every", far_every.map(|steps| steps.to_string())),
                 ("--far-lr", far_lr.map(|rate| rate.to_string())),
                 ("--far-momentum", far_momentum.map(|momentum| momentum.to_string())),
                 ("--far-fragments", far_fragments.map(|parts| parts.to_string())),
+                ("--far-delay", far_delay.map(|steps| steps.to_string())),
                 ("--far-bits", far_bits.map(|bits| crate::options::value_name(&bits))),
             ];
             return match given.into_iter().find_map(|(option, got)| Some((option, got?))) {
@@ -96,10 +103,18 @@ impl TrainOptions {
                 ),
             };
         }
-        let FarConfig { every, fragments, .. } = self.far.config();
+        let config = self.far.config();
+        let FarConfig { every, fragments, delay, .. } = config;
         if fragments > every {
             let help = format!("give at most --far-every, {every}");
             return refuse("--far-fragments", fragments.to_string(), &help);
+        }
+        if delay > config.most_delay() {
+            let help = format!(
+                "give at most {}: less than --far-every divided by --far-fragments, so that one average has come before the next is sent",
+                config.most_delay()
+            );
+            return refuse("--far-delay", delay.to_string(), &help);
         }
         if *far_lr == Some(0.0) {
             return refuse("--far-lr", "0".into(), "nothing would be learned: give a number above 0");
