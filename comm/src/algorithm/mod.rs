@@ -123,3 +123,5 @@ pub fn broadcast(rank: usize, world_size: usize, len: usize, element_bytes: usiz
 
 #[cfg(test)]
 pub(crate) mod simulate;
+#[cfg(test)]
+mod timing;
