@@ -48,13 +48,13 @@ impl RegroupState {
             })?;
         let mut still_there = || {
             search.look(leader, address, search.answer_deadline())?;
-            Ok(!search.is_given_up(leader))
+            Ok(!search.findings.is_given_up(leader))
         };
         match self.await_offer(&mut wire, &format!("rank {leader}"), deadline, &mut still_there)? {
             Some(offer) => self.accept_offer(offer, wire, own, port, deadline),
             None => {
                 // It has found a rank that was unresponsive before.
-                search.silent.clear();
+                search.findings.silent.clear();
                 Err(AttemptError::Again(format!("rank {leader} does not lead")))
             }
         }
@@ -114,10 +114,7 @@ impl RegroupState {
         let number = history.newest;
         {
             let mut state = self.state();
-            if number <= state.promised {
-                return Err(AttemptError::Again(format!("a group {number} is offered, which is over")));
-            }
-            state.promised = number;
+            state.promise(number)?;
             state.add_addresses(&others);
             state.add_addresses(&contacts);
         }

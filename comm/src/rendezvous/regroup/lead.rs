@@ -7,25 +7,16 @@ use std::time::{Duration, Instant};
 
 use super::super::leader::{Members, connect_group, into_meeting, report_failure};
 use super::super::roster::{entry, protocol};
-use super::super::text::name_ranks;
 use super::super::{MeetingParams, OwnInfo, meet_alone};
-use super::history::History;
-use super::listener::WaitingRank;
 use super::message::{GroupOffer, LIMIT, Promise, RankAddress, Reply};
-use super::search::{Search, excluded};
-use super::{Attempt, AttemptError, RegroupState, Regrouped};
+use super::records::{NewGroup, RegroupRecords, WaitingRank};
+use super::search::Search;
+use super::{Attempt, RegroupState, Regrouped};
 use crate::connection::connect_error::ConnectError;
+use crate::connection::wire::HandshakeStream;
 
 /// How often the leader checks who has come and who is gone.
 const ROUND: Duration = Duration::from_millis(2);
-
-/// The members of a new group, without this rank.
-struct NewGroup {
-    /// In the order of their numbers in the job.
-    waiting: Vec<WaitingRank>,
-    /// History of all ranks that agree to the new group.
-    history: History,
-}
 
 impl RegroupState {
     /// Waits for the remaining ranks, and forms a group with them.
@@ -76,77 +67,30 @@ impl RegroupState {
         loop {
             search.read_launcher_reports();
             let (missing, members) = self.missing();
-            let is_awaited =
-                |(number, _): &(usize, _)| members.contains(number) && !search.is_given_up(*number);
-            let is_over = !missing.iter().any(is_awaited) && search.has_probed(&missing);
+            let is_over = search.findings.are_complete(&missing, &members);
             if is_over || Instant::now() >= search.last_call {
                 return Ok(());
             }
             search.probe_missing(&missing, &members)?;
             let state = self.state();
             let here = state.waiting.len();
-            let came = |state: &mut super::RegroupRecords| state.waiting.len() == here;
+            let came = |state: &mut RegroupRecords<HandshakeStream>| state.waiting.len() == here;
             drop(self.came.wait_timeout_while(state, ROUND, came).unwrap_or_else(PoisonError::into_inner));
         }
     }
 
-    /// Returns the ranks that count for the next group, have not come, and are not known to have ended; and the members
-    /// of the newest group.
+    /// Returns the missing ranks, and the members of the newest group.
     fn missing(&self) -> (Vec<(usize, SocketAddr)>, BTreeSet<usize>) {
         let mut state = self.state();
         state.waiting.retain(|peer| peer.wire.is_open());
-        let history = state.newest();
-        let here: BTreeSet<usize> = state.waiting.iter().map(|peer| peer.contact.number).collect();
-        let is_here = |number| number == self.own || here.contains(&number);
-        let contacts =
-            state.relevant_ranks(&history, |number| is_here(number) || history.ended().contains(&number));
-        (contacts.into_iter().map(|contact| (contact.number, contact.address)).collect(), history.members())
+        state.missing(self.own)
     }
 
     /// Chooses the members of the new group, if they may go on without the others.
-    fn choose(&self, search: &mut Search<'_>, room: usize) -> Attempt<NewGroup> {
+    fn choose(&self, search: &mut Search<'_>, room: usize) -> Attempt<NewGroup<HandshakeStream>> {
         let mut state = self.state();
-        let history = state.newest();
-        let before = history.members();
-        if !before.contains(&self.own) {
-            return Err(AttemptError::Final(excluded(self.own)));
-        }
-        let is_member = |peer: &WaitingRank| {
-            let number = peer.contact.number;
-            before.contains(&number) && !search.blamed.contains(&number)
-        };
-        let here: BTreeSet<usize> = state
-            .waiting
-            .iter()
-            .filter(|peer| is_member(peer))
-            .map(|peer| peer.contact.number)
-            .chain([self.own])
-            .collect();
-        if !history.may_form(&here) {
-            search.probe_again();
-            return Err(AttemptError::Again(not_enough_description(&history, &here)));
-        }
-        let (members, others) =
-            std::mem::take(&mut state.waiting).into_iter().partition(|peer| is_member(peer));
-        (state.waiting, _) = (others, ());
-        let mut waiting: Vec<WaitingRank> = members;
-        let mut newcomers = std::mem::take(&mut state.newcomers);
-        newcomers.retain(|peer| peer.wire.is_open());
-        let known = |number: &usize| before.contains(number);
-        for peer in newcomers {
-            let number = peer.contact.number;
-            let is_new = !known(&number) && waiting.iter().all(|other| other.contact.number != number);
-            match waiting.len() + 1 < room && is_new {
-                true => waiting.push(peer),
-                false => state.newcomers.push(peer),
-            }
-        }
-        waiting.sort_by_key(|peer| peer.contact.number);
-        let promised = waiting.iter().map(|peer| peer.promised).fold(state.promised, u64::max);
-        let number = promised.max(history.newest) + 1;
-        state.promised = number;
-        let members = waiting.iter().map(|peer| peer.contact.number).chain([self.own]).collect();
-        Ok(NewGroup { waiting, history: history.with_group(number, members) })
+        state.newcomers.retain(|peer| peer.wire.is_open());
+        state.choose(self.own, &mut search.findings, room)
     }
 
     /// Tells the ranks that wait at this listener why there will be no new group.
@@ -163,7 +107,7 @@ impl RegroupState {
             .partition(|peer| known.contains(&peer.contact.number));
         state.waiting = stay;
         drop(state);
-        let go: Vec<WaitingRank> = go;
+        let go: Vec<WaitingRank<HandshakeStream>> = go;
         go.into_iter().for_each(|peer| peer.send_away(&Reply::Excluded));
     }
 }
@@ -176,18 +120,4 @@ fn receive_promises(plan: &MeetingParams<'_>, members: &mut Members, number: u64
         Err(ConnectError::Closed) => Err(plan.died(*rank, entry.host.as_str())),
         Err(fault) => Err(plan.failed(format!("rank {}: {fault}", plan.number(*rank)))),
     })
-}
-
-/// Describes why the ranks that are here may not go on.
-fn not_enough_description(history: &History, here: &BTreeSet<usize>) -> String {
-    let missing = history.all().into_iter().filter(|n| !here.contains(n) && !history.ended().contains(n));
-    match missing.collect::<Vec<_>>().as_slice() {
-        [] => "the ranks that were there before newcomers came have ended, and have left others behind that may still be \
-               there"
-            .into(),
-        missing => format!(
-            "{} may still be there and did not come, and those who did are not enough to go on without",
-            name_ranks(missing)
-        ),
-    }
 }

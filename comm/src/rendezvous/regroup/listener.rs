@@ -1,15 +1,16 @@
 //! A rank's listener: accepts other ranks, and lets them wait for a new group.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::super::machine::BuildInfo;
-use super::super::message::{Entry, Hello};
+use super::super::message::Entry;
 use super::super::roster::entry;
 use super::super::{OwnInfo, check_secret, own_host};
+use super::RegroupState;
 use super::history::History;
 use super::message::{JoinAttempt, LIMIT, RankAddress, RegroupRequest, Reply};
-use super::{RegroupRecords, RegroupState};
+use super::records::{RegroupRecords, WaitingRank};
 use crate::Transport;
 use crate::base::lock;
 use crate::connection::acceptor::ConnectionHandler;
@@ -21,19 +22,7 @@ use crate::transport::site::Site;
 /// Time limit for sending an answer.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// A rank that has come and waits.
-#[derive(Debug)]
-pub(super) struct WaitingRank {
-    pub(super) contact: RankAddress,
-    pub(super) history: History,
-    pub(super) promised: u64,
-    pub(super) hello: Hello,
-    /// The address from which it came.
-    pub(super) from: IpAddr,
-    pub(super) wire: HandshakeStream,
-}
-
-impl WaitingRank {
+impl WaitingRank<HandshakeStream> {
     pub(super) fn send_away(mut self, reply: &Reply) {
         if self.wire.send(reply, Instant::now() + ANSWER).is_ok() {
             self.wire.close_gracefully();
@@ -70,7 +59,8 @@ impl ConnectionHandler for RegroupState {
         let from = wire.peer()?.ip().to_canonical();
         match wire.receive(LIMIT, until)? {
             RegroupRequest::Probe { number, generation } => {
-                let reply = if self.excludes(number, generation) { Reply::Excluded } else { Reply::Here };
+                let reply =
+                    if self.state().excludes(number, generation) { Reply::Excluded } else { Reply::Here };
                 wire.send(&reply, until)?;
                 wire.close_gracefully();
             }
@@ -92,7 +82,7 @@ impl ConnectionHandler for RegroupState {
 
 impl RegroupState {
     /// Lets a rank wait to become a member, or tells it why it cannot.
-    fn add_newcomer(&self, peer: WaitingRank, is_local: bool) {
+    fn add_newcomer(&self, peer: WaitingRank<HandshakeStream>, is_local: bool) {
         let mut state = self.state();
         // This rank is in no group yet itself. The file is of one that has ended, and whose port is this rank's now.
         if !state.history.is_known() {
@@ -112,7 +102,12 @@ impl RegroupState {
 
     /// Returns why a rank cannot become a member. A misfit that is found only during the meeting would keep the members
     /// from meeting.
-    fn incompatibility(&self, state: &RegroupRecords, peer: &WaitingRank, is_local: bool) -> Option<String> {
+    fn incompatibility(
+        &self,
+        state: &RegroupRecords<HandshakeStream>,
+        peer: &WaitingRank<HandshakeStream>,
+        is_local: bool,
+    ) -> Option<String> {
         let (own, number) = (self.own, peer.contact.number);
         let waits = state.newcomers.iter().any(|other| other.contact.number == number);
         if number == own || waits || state.has_another(&peer.contact) {
@@ -157,26 +152,15 @@ impl RegroupState {
         }
     }
 
-    /// Returns whether the newest group that this rank has met in has gone on without rank `number`, which knows of no
-    /// group newer than `newest`. False as long as this rank does not know who is in the first group.
-    fn excludes(&self, number: usize, newest: u64) -> bool {
-        let RegroupRecords { history, .. } = &*self.state();
-        history.is_known() && newest <= history.met && !history.has_met_with(number)
-    }
-
-    fn add_member(&self, peer: WaitingRank, contacts: &[RankAddress]) {
-        if self.excludes(peer.contact.number, peer.history.newest) {
-            return peer.send_away(&Reply::Excluded);
-        }
+    /// Lets a member wait for the next group, or tells it why it cannot.
+    fn add_member(&self, peer: WaitingRank<HandshakeStream>, contacts: &[RankAddress]) {
         let mut state = self.state();
-        state.add_addresses(contacts);
-        if state.away {
+        if let Some(reply) = state.sends_away(peer.contact.number, peer.history.newest) {
             drop(state);
-            return peer.send_away(&Reply::Elsewhere);
+            return peer.send_away(&reply);
         }
-        // A rank that comes again has given up the first time.
-        state.waiting.retain(|other| other.contact.number != peer.contact.number);
-        state.waiting.push(peer);
+        state.add_addresses(contacts);
+        state.add_waiting(peer);
         drop(state);
         self.came.notify_all();
     }

@@ -37,16 +37,17 @@
 //! gone on with those that have ended. Less than half may be missing for any reason, one after the other down to a single
 //! rank.
 
+mod findings;
 mod follow;
 mod history;
 mod lead;
 mod listener;
 mod message;
 mod newcomer;
+mod records;
 mod search;
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -54,7 +55,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use self::history::History;
-use self::listener::WaitingRank;
+use self::records::RegroupRecords;
 use self::search::Search;
 use super::meeting_file::MeetingFile;
 use super::meeting_point::MeetingPoint;
@@ -64,6 +65,7 @@ use crate::base::members::Members;
 use crate::connection::acceptor::{Acceptor, Limits};
 use crate::connection::handshake::Credentials;
 use crate::connection::poll_thread::PollThread;
+use crate::connection::wire::HandshakeStream;
 use crate::{Elastic, Error, Result, TcpConfig};
 
 pub(crate) use message::RankAddress;
@@ -101,58 +103,13 @@ pub(crate) struct RegroupState {
     nonce: [u8; 32],
     credentials: Credentials,
     address: SocketAddr,
-    state: Mutex<RegroupRecords>,
+    state: Mutex<RegroupRecords<HandshakeStream>>,
     /// Notified when a rank has come.
     came: Condvar,
     /// Held while regrouping, so that there is one search at a time.
     turn: Mutex<()>,
-}
-
-#[derive(Debug, Default)]
-struct RegroupRecords {
-    /// What this rank knows of the job's groups.
-    history: History,
-    /// The highest number of a group that it has promised to take part in.
-    promised: u64,
-    /// Addresses of all ranks that it knows, by number in the job.
-    addresses: BTreeMap<usize, SocketAddr>,
-    /// Members that wait at this listener.
-    waiting: Vec<WaitingRank>,
-    /// Ranks that wait at this listener to become members.
-    newcomers: Vec<WaitingRank>,
-    /// Whether this rank waits at another one's listener.
-    away: bool,
-    file: Option<MeetingFile>,
-}
-
-impl RegroupRecords {
-    /// Returns whether another process has this number. A member that has missed the start of its group asks again from
-    /// the same listener.
-    fn has_another(&self, contact: &RankAddress) -> bool {
-        self.addresses.get(&contact.number).is_some_and(|address| *address != contact.address)
-    }
-
-    /// Returns the newest history of this rank and of those that wait: a rank of a newer group knows better who is in it. One
-    /// proof that a rank has ended is enough for all.
-    fn newest(&self) -> History {
-        let all = || self.waiting.iter().map(|peer| &peer.history).chain([&self.history]);
-        let newest = all().max_by_key(|history| (history.is_known(), history.newest));
-        let mut newest = newest.cloned().unwrap_or_default();
-        all().for_each(|history| newest.add_ended(history.ended().iter().copied()));
-        newest
-    }
-
-    fn add_addresses(&mut self, contacts: &[RankAddress]) {
-        self.addresses.extend(contacts.iter().map(|contact| (contact.number, contact.address)));
-    }
-
-    /// Returns number and address of all ranks that count for the next group, except those for which `are_not` is true.
-    fn relevant_ranks(&self, history: &History, are_not: impl Fn(usize) -> bool) -> Vec<RankAddress> {
-        let numbers = history.all().into_iter().filter(|number| !are_not(*number));
-        numbers
-            .filter_map(|number| Some(RankAddress { number, address: *self.addresses.get(&number)? }))
-            .collect()
-    }
+    /// The file in which newcomers find the group, where this rank has written it.
+    meeting_file: Mutex<Option<MeetingFile>>,
 }
 
 /// A new group that has met.
@@ -220,6 +177,7 @@ impl RegroupEndpoint {
             state: Mutex::default(),
             came: Condvar::new(),
             turn: Mutex::default(),
+            meeting_file: Mutex::default(),
         });
         let _listener = Acceptor::start(
             vec![listener],
@@ -232,7 +190,7 @@ impl RegroupEndpoint {
 }
 
 impl RegroupState {
-    fn state(&self) -> MutexGuard<'_, RegroupRecords> {
+    fn state(&self) -> MutexGuard<'_, RegroupRecords<HandshakeStream>> {
         lock(&self.state)
     }
 
@@ -267,9 +225,10 @@ impl RegroupState {
         let is_first = contacts.first().is_some_and(|first| first.number == self.own);
         let has_met = state.history.is_known();
         // A rank that was first in its group stays first, and keeps its file.
-        if let (Some(path), true, None) = (&self.file, is_first, &state.file) {
+        let mut meeting_file = lock(&self.meeting_file);
+        if let (Some(path), true, None) = (&self.file, is_first, &*meeting_file) {
             match MeetingFile::write(path, self.address, self.nonce) {
-                Ok(file) => state.file = Some(file),
+                Ok(file) => *meeting_file = Some(file),
                 Err(error) if !has_met => return Err(error),
                 // Only new ranks need it, and the next group tries again.
                 Err(error) => tracing::warn!("no rank can join this group: {error}"),
