@@ -55,9 +55,7 @@ fn run(all: &[Schedule]) -> Costs {
     let mut network = Network::new(all.len(), LINK);
     let rank = |schedule| Rank { schedule, step: 0, came: BTreeMap::new() };
     let mut ranks: Vec<Rank<'_>> = all.iter().map(rank).collect();
-    for rank in 0..all.len() {
-        advance(&mut network, &mut ranks[rank], rank);
-    }
+    ranks.iter_mut().enumerate().for_each(|(rank, state)| advance(&mut network, state, rank));
     while let Some((to, from)) = network.next() {
         *ranks[to].came.entry(from).or_default() += 1;
         if ranks[to].receive() {
