@@ -12,6 +12,10 @@ use crate::connection::connect_error::ConnectError;
 pub(super) const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(250)];
 /// How many ranks are probed at the same time, at most: each takes a thread and a socket.
 pub(super) const AT_ONCE: usize = 64;
+/// For each rank that is silent, so many are probed at the same time in search of the leader: in a large group, all ranks do so.
+const FOR_EACH_SILENT: usize = 8;
+/// For each rank that is missing, how long a leader waits before it probes those that have not come: they are about to come.
+const COMING: Duration = Duration::from_micros(50);
 /// Number of attempts in a row after which it is believed that another program is at a listener.
 const SETTLED: u32 = 5;
 
@@ -55,7 +59,7 @@ impl ProbeResult {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Findings {
     /// Ranks that the caller does not wait for.
     pub(super) blamed: BTreeSet<usize>,
@@ -65,6 +69,8 @@ pub(super) struct Findings {
     pub(super) silent: BTreeSet<usize>,
     /// When each rank that was probed is to be probed again, and the pause after that.
     next_probes: BTreeMap<usize, (Instant, Duration)>,
+    /// When those that were not probed yet are to be.
+    first_probes: Option<Instant>,
     /// Ranks that were probed since those that had come were last not enough to go on.
     probed: BTreeSet<usize>,
     /// Number of probes in a row at which another program was at a rank's listener.
@@ -84,7 +90,7 @@ impl Findings {
     /// Returns the first ranks of `lower`, from the lowest on, that this rank probes in search of the leader: the lowest that is not
     /// given up. A rank that is there answers at once, and no other one need be asked. Where one was unresponsive, more may be.
     pub(super) fn perhaps_leads<T: Copy>(&self, lower: impl Iterator<Item = (usize, T)>) -> Vec<(usize, T)> {
-        let some = if self.silent.is_empty() { 1 } else { AT_ONCE };
+        let some = (FOR_EACH_SILENT * self.silent.len()).clamp(1, AT_ONCE);
         lower.filter(|(number, _)| !self.is_given_up(*number)).take(some).collect()
     }
 
@@ -123,8 +129,9 @@ impl Findings {
     }
 
     /// Returns those of the missing ranks that are to be probed again.
-    pub(super) fn due<T: Copy>(&self, missing: &[(usize, T)], now: Instant) -> Vec<(usize, T)> {
-        let is_due = |number: &usize| self.next_probes.get(number).is_none_or(|(due, _)| now >= *due);
+    pub(super) fn due<T: Copy>(&mut self, missing: &[(usize, T)], now: Instant) -> Vec<(usize, T)> {
+        let first = *self.first_probes.get_or_insert(now + COMING * missing.len() as u32);
+        let is_due = |number: &usize| now >= self.next_probes.get(number).map_or(first, |(due, _)| *due);
         missing.iter().copied().filter(|(number, _)| is_due(number)).collect()
     }
 
@@ -154,8 +161,13 @@ impl Findings {
     /// Returns whether a leader has nobody to wait for: all members that may be alive have come or are given up, and all missing
     /// ranks were probed.
     pub(super) fn are_complete<T>(&self, missing: &[(usize, T)], members: &BTreeSet<usize>) -> bool {
+        self.awaited(missing, members) == 0 && missing.iter().all(|(number, _)| self.probed.contains(number))
+    }
+
+    /// Returns for how many of the missing ranks a leader waits.
+    pub(super) fn awaited<T>(&self, missing: &[(usize, T)], members: &BTreeSet<usize>) -> usize {
         let is_awaited = |number: &usize| members.contains(number) && !self.is_given_up(*number);
-        missing.iter().all(|(number, _)| !is_awaited(number) && self.probed.contains(number))
+        missing.iter().filter(|(number, _)| is_awaited(number)).count()
     }
 
     /// Has all that are missing probed once more, those too that are not waited for: they may have ended since.

@@ -8,7 +8,8 @@ use rustix::event::PollFlags;
 use super::super::data_port::DataPort;
 use super::super::member::{Leader, hello};
 use super::super::{MeetingParams, OwnInfo};
-use super::message::{GroupOffer, JoinAttempt, LIMIT, Promise, RegroupRequest, Reply};
+use super::knowledge::NextGroup;
+use super::message::{GroupOffer, LIMIT, Promise, RegroupRequest, Reply};
 use super::search::{Search, connect, excluded};
 use super::{Attempt, AttemptError, RegroupState, Regrouped};
 use crate::Error;
@@ -16,7 +17,7 @@ use crate::connection::connect_error::ConnectError;
 use crate::connection::wire::{HandshakeStream, wait_any};
 
 impl RegroupState {
-    /// Goes to a leader's listener, waits there for a offer, and joins the new group.
+    /// Goes to a leader's listener, waits there for an offer, and joins the new group.
     pub(super) fn follow(
         &self,
         search: &mut Search<'_>,
@@ -28,18 +29,8 @@ impl RegroupState {
         let config = self.config_as(0, 1);
         let plan = self.plan(&config, &[self.contact()], OwnInfo::new(config.transport), deadline);
         let port = plan.reserve_data_port()?;
-        let come = {
-            let state = self.state();
-            let (history, promised) = (state.history.clone(), state.promised);
-            let contacts = state.relevant_ranks(&history, |number| number == self.own);
-            RegroupRequest::Come(JoinAttempt {
-                contact: self.contact(),
-                history,
-                promised,
-                contacts,
-                hello: hello(&plan, port.number()),
-            })
-        };
+        let hello = hello(&plan, port.number());
+        let come = RegroupRequest::Come(self.state().join_attempt(self.contact(), hello));
         let until = plan.deadline;
         let own = plan.own;
         let mut wire = connect(address, Some(leader), (&self.credentials, self.own as u32), &come, until)
@@ -60,7 +51,7 @@ impl RegroupState {
         }
     }
 
-    /// Waits for a offer in the new group; returns `None` where `leader` does not lead. The leader is probed now and then,
+    /// Waits for an offer in the new group; returns `None` where `leader` does not lead. The leader is probed now and then,
     /// since the connection to a stopped process stays open.
     pub(super) fn await_offer(
         &self,
@@ -69,55 +60,70 @@ impl RegroupState {
         deadline: Instant,
         still_there: &mut dyn FnMut() -> Attempt<bool>,
     ) -> Attempt<Option<GroupOffer>> {
+        loop {
+            self.await_reply(wire, leader, deadline, still_there)?;
+            // At the deadline the leader, which may have begun a little later, is about to report why there is no group.
+            return match wire.receive(LIMIT, Instant::now() + self.silence()) {
+                Ok(Reply::Tell) => {
+                    let knowledge = self.state().knowledge();
+                    wire.send(&knowledge, Instant::now() + self.silence())
+                        .map_err(|fault| AttemptError::Again(format!("{leader}: {fault}")))?;
+                    continue;
+                }
+                Ok(Reply::Offer(offer)) => Ok(Some(offer)),
+                Ok(Reply::Excluded) => Err(AttemptError::Final(excluded(self.own))),
+                Ok(Reply::Refused(reason)) => {
+                    let address = wire.peer().map_or_else(|_| leader.into(), |peer| peer.to_string());
+                    Err(AttemptError::Final(Error::Refused { rank: self.own, address, reason }))
+                }
+                Ok(Reply::Over(detail)) => {
+                    let waited = self.config.bounded_timeout();
+                    Err(AttemptError::Final(Error::Regroup { rank: self.own, waited, detail }))
+                }
+                Ok(Reply::Here | Reply::Elsewhere) => Ok(None),
+                Err(ConnectError::TimedOut) => Err(AttemptError::Again(format!(
+                    "{leader} is there, and does not come to meet the others"
+                ))),
+                Err(fault) => Err(AttemptError::Again(format!("{leader}: {fault}"))),
+            };
+        }
+    }
+
+    /// Waits for a message of the leader, which is probed now and then.
+    fn await_reply(
+        &self,
+        wire: &HandshakeStream,
+        leader: &str,
+        deadline: Instant,
+        still_there: &mut dyn FnMut() -> Attempt<bool>,
+    ) -> Attempt<()> {
         let mut pause = self.silence() / 4;
         loop {
             let until = deadline.min(Instant::now() + pause);
             let readable = wait_any(&[(wire.fd(), PollFlags::IN)], until)
                 .map_err(|reason| Error::system("waiting for a new group", reason))?;
             if readable[0] || Instant::now() >= deadline {
-                break;
+                return Ok(());
             }
             if !still_there()? && !wire.is_readable() {
                 return Err(AttemptError::Again(format!("{leader} does not answer any more")));
             }
             pause = (pause * 2).min(self.silence());
         }
-        // At the deadline the leader, which may have begun a little later, is about to report why there is no group.
-        match wire.receive(LIMIT, Instant::now() + self.silence()) {
-            Ok(Reply::Offer(offer)) if offer.rank > 0 && offer.rank < offer.contacts.len() => Ok(Some(offer)),
-            Ok(Reply::Excluded) => Err(AttemptError::Final(excluded(self.own))),
-            Ok(Reply::Refused(reason)) => {
-                let address = wire.peer().map_or_else(|_| leader.into(), |peer| peer.to_string());
-                Err(AttemptError::Final(Error::Refused { rank: self.own, address, reason }))
-            }
-            Ok(Reply::Over(detail)) => {
-                let waited = self.config.bounded_timeout();
-                Err(AttemptError::Final(Error::Regroup { rank: self.own, waited, detail }))
-            }
-            Ok(_) => Ok(None),
-            Err(ConnectError::TimedOut) => {
-                Err(AttemptError::Again(format!("{leader} is there, and does not come to meet the others")))
-            }
-            Err(fault) => Err(AttemptError::Again(format!("{leader}: {fault}"))),
-        }
     }
 
     /// Promises to take part, and meets the others.
     pub(super) fn accept_offer(
         &self,
-        GroupOffer { rank, history, contacts, others }: GroupOffer,
+        offer: GroupOffer,
         mut wire: HandshakeStream,
         own: OwnInfo,
         port: DataPort,
         deadline: Instant,
     ) -> Attempt<Regrouped> {
+        let rank = offer.rank;
+        let NextGroup { history, contacts } = self.state().promise(self.own, offer)?;
         let number = history.newest;
-        {
-            let mut state = self.state();
-            state.promise(number)?;
-            state.add_addresses(&others);
-            state.add_addresses(&contacts);
-        }
         let config = self.config_as(rank, contacts.len());
         let agree = || self.agree(history.clone());
         let plan = MeetingParams { agreed: Some(&agree), ..self.plan(&config, &contacts, own, deadline) };

@@ -5,40 +5,40 @@ use std::net::SocketAddr;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
+use rustix::event::PollFlags;
+
 use super::super::leader::{Members, connect_group, into_meeting, report_failure};
 use super::super::roster::{entry, protocol};
 use super::super::{MeetingParams, OwnInfo, meet_alone};
-use super::message::{GroupOffer, LIMIT, Promise, RankAddress, Reply};
+use super::knowledge::NextGroup;
+use super::message::{LIMIT, Promise, Reply};
 use super::records::{NewGroup, RegroupRecords, WaitingRank};
 use super::search::Search;
 use super::{Attempt, RegroupState, Regrouped};
 use crate::connection::connect_error::ConnectError;
-use crate::connection::wire::HandshakeStream;
+use crate::connection::wire::{HandshakeStream, wait_any};
 
 /// How often the leader checks who has come and who is gone.
-const ROUND: Duration = Duration::from_millis(2);
+pub(super) const ROUND: Duration = Duration::from_millis(2);
 
 impl RegroupState {
     /// Waits for the remaining ranks, and forms a group with them.
     pub(super) fn lead(&self, search: &mut Search<'_>, room: usize) -> Attempt<Regrouped> {
         self.gather(search)?;
-        let NewGroup { waiting, history } = self.choose(search, room)?;
-        let (rank, world_size) = (0, waiting.len() + 1);
+        let mut group = self.choose(search, room)?;
+        let NextGroup { history, contacts } = group.next.clone();
+        let (rank, world_size) = (0, contacts.len());
         let config = self.config_as(rank, world_size);
-        let contacts: Vec<RankAddress> =
-            std::iter::once(self.contact()).chain(waiting.iter().map(|peer| peer.contact.clone())).collect();
         let met = history.clone().met();
         let decide = || self.agree(met.clone());
         let plan = self.plan(&config, &contacts, OwnInfo::new(config.transport), search.deadline);
         let plan = MeetingParams { agreed: Some(&decide), ..plan };
         let listener = plan.listen_for_data()?;
-        let is_member = |number| contacts.iter().any(|contact| contact.number == number);
-        let others = self.state().relevant_ranks(&history, is_member);
         let mut members: Members = Vec::new();
         let mut outcome = Ok(());
-        for (rank, WaitingRank { hello, from, mut wire, .. }) in (1..).zip(waiting) {
-            let (history, contacts, others) = (history.clone(), contacts.clone(), others.clone());
-            let offer = Reply::Offer(GroupOffer { rank, history, contacts, others });
+        let waiting = std::mem::take(&mut group.waiting);
+        for (rank, WaitingRank { hello, knows, from, mut wire, .. }) in (1..).zip(waiting) {
+            let offer = Reply::Offer(group.offer(rank, knows));
             let host = hello.host.clone();
             match wire.send(&offer, plan.deadline) {
                 Ok(()) => {}
@@ -66,23 +66,32 @@ impl RegroupState {
     fn gather(&self, search: &mut Search<'_>) -> Attempt<()> {
         loop {
             search.read_launcher_reports();
+            let looked = Instant::now();
+            let here = self.state().waiting.len();
             let (missing, members) = self.missing();
             let is_over = search.findings.are_complete(&missing, &members);
             if is_over || Instant::now() >= search.last_call {
                 return Ok(());
             }
+            let awaited = here + search.findings.awaited(&missing, &members);
             search.probe_missing(&missing, &members)?;
-            let state = self.state();
-            let here = state.waiting.len();
-            let came = |state: &mut RegroupRecords<HandshakeStream>| state.waiting.len() == here;
-            drop(self.came.wait_timeout_while(state, ROUND, came).unwrap_or_else(PoisonError::into_inner));
+            // A look at many ranks takes its time.
+            let pause = ROUND.max(looked.elapsed());
+            let few = |state: &mut RegroupRecords<HandshakeStream>| state.waiting.len() < awaited;
+            let waited = self.came.wait_timeout_while(self.state(), pause, few);
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
         }
     }
 
     /// Returns the missing ranks, and the members of the newest group.
     fn missing(&self) -> (Vec<(usize, SocketAddr)>, BTreeSet<usize>) {
         let mut state = self.state();
-        state.waiting.retain(|peer| peer.wire.is_open());
+        // One call for all: nothing comes from a rank that waits.
+        let polled: Vec<_> = state.waiting.iter().map(|peer| (peer.wire.fd(), PollFlags::IN)).collect();
+        if let Ok(readable) = wait_any(&polled, Instant::now()) {
+            let mut readable = readable.into_iter();
+            state.waiting.retain(|peer| readable.next() == Some(false) || peer.wire.is_open());
+        }
         state.missing(self.own)
     }
 
@@ -101,7 +110,7 @@ impl RegroupState {
 
     fn send_away_the_excluded(&self) {
         let mut state = self.state();
-        let known = state.history.members();
+        let known = state.history().members();
         let (stay, go) = std::mem::take(&mut state.waiting)
             .into_iter()
             .partition(|peer| known.contains(&peer.contact.number));

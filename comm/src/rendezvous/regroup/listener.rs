@@ -1,6 +1,8 @@
 //! A rank's listener: accepts other ranks, and lets them wait for a new group.
 
-use std::net::SocketAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::machine::BuildInfo;
@@ -9,7 +11,8 @@ use super::super::roster::entry;
 use super::super::{OwnInfo, check_secret, own_host};
 use super::RegroupState;
 use super::history::History;
-use super::message::{JoinAttempt, LIMIT, RankAddress, RegroupRequest, Reply};
+use super::knowledge::Knowledge;
+use super::message::{JoinAttempt, LIMIT, RegroupRequest, Reply};
 use super::records::{RegroupRecords, WaitingRank};
 use crate::Transport;
 use crate::base::lock;
@@ -23,15 +26,30 @@ use crate::transport::site::Site;
 const ANSWER: Duration = Duration::from_secs(1);
 
 impl WaitingRank<HandshakeStream> {
-    pub(super) fn send_away(mut self, reply: &Reply) {
-        if self.wire.send(reply, Instant::now() + ANSWER).is_ok() {
-            self.wire.close_gracefully();
-        }
+    pub(super) fn send_away(self, reply: &Reply) {
+        send_away(self.wire, reply);
     }
 
     pub(super) fn refuse(self, reason: String) {
         tracing::warn!("refused: {reason}");
         self.send_away(&Reply::Refused(reason));
+    }
+}
+
+/// Returns a rank that has come and is to wait.
+pub(super) fn waiting_rank<C>(
+    attempt: JoinAttempt,
+    history: Arc<History>,
+    from: IpAddr,
+    wire: C,
+) -> WaitingRank<C> {
+    let JoinAttempt { contact, knows, newest: _, ended, promised, hello } = attempt;
+    WaitingRank { contact, history, knows: Some(knows), ended, promised, hello, from, wire }
+}
+
+fn send_away(mut wire: HandshakeStream, reply: &Reply) {
+    if wire.send(reply, Instant::now() + ANSWER).is_ok() {
+        wire.close_gracefully();
     }
 }
 
@@ -64,15 +82,12 @@ impl ConnectionHandler for RegroupState {
                 wire.send(&reply, until)?;
                 wire.close_gracefully();
             }
-            RegroupRequest::Come(JoinAttempt { contact, history, promised, contacts, hello }) => {
-                wire.detach();
-                self.add_member(WaitingRank { contact, history, promised, hello, from, wire }, &contacts);
-            }
+            RegroupRequest::Come(attempt) => self.add_member(wire, attempt, from, until)?,
             RegroupRequest::Join { contact, hello } => {
                 let is_local = wire.is_local()?;
                 wire.detach();
-                let (history, promised) = (History::default(), 0);
-                let peer = WaitingRank { contact, history, promised, hello, from, wire };
+                let (history, knows, ended, promised) = (Arc::default(), None, BTreeSet::new(), 0);
+                let peer = WaitingRank { contact, history, knows, ended, promised, hello, from, wire };
                 self.add_newcomer(peer, is_local);
             }
         }
@@ -85,7 +100,7 @@ impl RegroupState {
     fn add_newcomer(&self, peer: WaitingRank<HandshakeStream>, is_local: bool) {
         let mut state = self.state();
         // This rank is in no group yet itself. The file is of one that has ended, and whose port is this rank's now.
-        if !state.history.is_known() {
+        if !state.history().is_known() {
             drop(state);
             return peer.send_away(&Reply::Elsewhere);
         }
@@ -136,8 +151,8 @@ impl RegroupState {
         }
         let is_elsewhere =
             |address: &SocketAddr| !address.ip().is_loopback() && address.ip() != self.address.ip();
-        let far = !is_local || state.addresses.values().any(is_elsewhere);
-        let unseen = state.addresses.iter().find(|(_, address)| !is_local && address.ip().is_loopback());
+        let far = !is_local || state.addresses().values().any(is_elsewhere);
+        let unseen = state.addresses().iter().find(|(_, address)| !is_local && address.ip().is_loopback());
         match unseen {
             _ if far && ip.is_loopback() => Some(format!(
                 "rank {number} (host {host}) listens on {ip}, where ranks of other hosts cannot reach it: set \
@@ -152,17 +167,48 @@ impl RegroupState {
         }
     }
 
-    /// Lets a member wait for the next group, or tells it why it cannot.
-    fn add_member(&self, peer: WaitingRank<HandshakeStream>, contacts: &[RankAddress]) {
+    /// Lets a member wait for the next group, or tells it why it cannot. Asks it for what it knows where that differs from what this
+    /// rank and those that wait know.
+    fn add_member(
+        &self,
+        mut wire: HandshakeStream,
+        attempt: JoinAttempt,
+        from: IpAddr,
+        until: Instant,
+    ) -> ConnectResult<()> {
+        let (number, newest) = (attempt.contact.number, attempt.newest);
+        let (away, known) = {
+            let mut state = self.state();
+            (state.sends_away(number, newest), state.history_of(attempt.knows))
+        };
+        let history = match (away, known) {
+            (Some(reply), _) => {
+                wire.detach();
+                send_away(wire, &reply);
+                return Ok(());
+            }
+            (None, Some(history)) => history,
+            (None, None) => {
+                wire.send(&Reply::Tell, until)?;
+                let Knowledge { history, contacts } = wire.receive(LIMIT, until)?;
+                self.state().add_addresses(&contacts);
+                Arc::new(history)
+            }
+        };
+        wire.detach();
         let mut state = self.state();
-        if let Some(reply) = state.sends_away(peer.contact.number, peer.history.newest) {
-            drop(state);
-            return peer.send_away(&reply);
+        match state.sends_away(number, history.newest) {
+            Some(reply) => {
+                drop(state);
+                send_away(wire, &reply);
+            }
+            None => {
+                state.add_waiting(waiting_rank(attempt, history, from, wire));
+                drop(state);
+                self.came.notify_all();
+            }
         }
-        state.add_addresses(contacts);
-        state.add_waiting(peer);
-        drop(state);
-        self.came.notify_all();
+        Ok(())
     }
 
     /// Marks this rank as away, at another listener: ranks that wait at this one must look elsewhere.

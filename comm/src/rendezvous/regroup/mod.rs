@@ -7,8 +7,9 @@
 //! ```text
 //! rank r                                lowest rank that is left
 //!   handshake (regroup)             ->
-//!   JoinAttempt: what it knows      ->  waits until all are here, or known to have ended
-//!                                   <-  GroupOffer: new rank, number of the group, addresses, or a refusal
+//!   JoinAttempt: digest of what it  ->  asks what it knows where that is something else (Tell),
+//!       knows                           waits until all are here, or known to have ended
+//!                                   <-  GroupOffer: new rank, number of the group, what has changed, or a refusal
 //!   Promise: nothing older any more ->  waits until all have promised
 //!   ... and from here on as at the first meeting, over the same connection. A rank agrees to the group when it says
 //!       that it is connected; the group has met when all have.
@@ -40,6 +41,7 @@
 mod findings;
 mod follow;
 mod history;
+mod knowledge;
 mod lead;
 mod listener;
 mod message;
@@ -206,24 +208,24 @@ impl RegroupState {
 
     /// Returns whether this rank is a member of the newest group that it knows to have met.
     fn has_met(&self) -> bool {
-        self.state().history.has_met_with(self.own)
+        self.state().history().has_met_with(self.own)
     }
 
     /// Makes this rank a newcomer again. What it has promised stays.
     fn forget_groups(&self) {
-        self.state().history = History::default();
+        self.state().set_history(History::default());
     }
 
     /// Records a group that this rank has agreed to, or that all others have agreed to, where this rank leads.
     fn agree(&self, history: History) {
-        self.state().history = history;
+        self.state().set_history(history);
     }
 
     /// Records the new group, which has met.
     fn set_group(&self, history: History, contacts: &[RankAddress]) -> Result<()> {
         let mut state = self.state();
         let is_first = contacts.first().is_some_and(|first| first.number == self.own);
-        let has_met = state.history.is_known();
+        let has_met = state.history().is_known();
         // A rank that was first in its group stays first, and keeps its file.
         let mut meeting_file = lock(&self.meeting_file);
         if let (Some(path), true, None) = (&self.file, is_first, &*meeting_file) {
@@ -234,7 +236,8 @@ impl RegroupState {
                 Err(error) => tracing::warn!("no rank can join this group: {error}"),
             }
         }
-        state.history = history;
+        state.set_history(history);
+        state.forget_ended();
         state.add_addresses(contacts);
         state.away = false;
         // These came before this rank knew who is in the group.

@@ -28,7 +28,7 @@ pub(crate) fn join(config: &TcpConfig, elastic: &Elastic) -> Result<(Arc<Regroup
     let mut last: Option<String> = None;
     loop {
         let began = Instant::now();
-        if let Some(endpoint) = endpoint.as_ref().filter(|endpoint| endpoint.state().history.is_known()) {
+        if let Some(endpoint) = endpoint.as_ref().filter(|endpoint| endpoint.state().history().is_known()) {
             // This rank has agreed to a group, and the others may have met with it.
             match endpoint.regroup(&[], 0) {
                 // They have not: a newer group has met without this rank, which may ask that one.
@@ -70,7 +70,7 @@ impl RegroupState {
         address: std::net::SocketAddr,
         deadline: Instant,
     ) -> Attempt<Regrouped> {
-        self.state().addresses.clear();
+        self.state().forget_addresses();
         if address == self.address {
             // The system has given this rank the port of the one that wrote the file, which has ended.
             return Err(AttemptError::Again(format!("the rank that listened at {address} has ended")));

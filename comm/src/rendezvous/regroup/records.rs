@@ -1,22 +1,28 @@
 //! What a rank knows of a job's groups and of the ranks that have come to it, and what follows from that: whom it waits for, and who
 //! forms the next group. Without sockets: `C` is a connection.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use super::super::message::Hello;
 use super::super::text::name_ranks;
 use super::findings::Findings;
 use super::history::History;
-use super::message::{RankAddress, Reply};
+use super::knowledge::{Addresses, GroupChange, Knowledge, KnowledgeDigest, NextGroup, digest};
+use super::message::{GroupOffer, JoinAttempt, RankAddress, Reply};
 use super::search::excluded;
 use super::{Attempt, AttemptError};
 
 /// A rank that has come and waits.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct WaitingRank<C> {
     pub(super) contact: RankAddress,
-    pub(super) history: History,
+    /// What it knows of the job's groups, and the digest of it; no digest for a newcomer.
+    pub(super) history: Arc<History>,
+    pub(super) knows: Option<KnowledgeDigest>,
+    /// Ranks that it knows to have ended.
+    pub(super) ended: BTreeSet<usize>,
     pub(super) promised: u64,
     pub(super) hello: Hello,
     /// The address from which it came.
@@ -28,18 +34,35 @@ pub(super) struct WaitingRank<C> {
 pub(super) struct NewGroup<C> {
     /// In the order of their numbers in the job.
     pub(super) waiting: Vec<WaitingRank<C>>,
-    /// History of all ranks that agree to the new group.
-    pub(super) history: History,
+    change: GroupChange,
+    /// What is known of the groups before.
+    before: Arc<History>,
+    addresses: Arc<Addresses>,
+    pub(super) next: NextGroup,
 }
 
-#[derive(Debug)]
+impl<C> NewGroup<C> {
+    /// Returns the offer to the one that is to be this rank of the group, and knows what has this digest.
+    pub(super) fn offer(&self, rank: usize, knows: Option<KnowledgeDigest>) -> GroupOffer {
+        let change = self.change.clone();
+        let is_known = knows.is_some_and(|digest| digest == change.before);
+        let before = (!is_known).then(|| Knowledge::new(&self.before, &self.addresses));
+        GroupOffer { rank, change, before }
+    }
+}
+
+#[derive(Debug, Clone)]
 pub(super) struct RegroupRecords<C> {
     /// What this rank knows of the job's groups.
-    pub(super) history: History,
+    history: Arc<History>,
+    /// Digest of what it knows, once that was needed.
+    digest: Option<KnowledgeDigest>,
+    /// Ranks that it knows to have ended, beside those of its history.
+    ended: BTreeSet<usize>,
     /// The highest number of a group that it has promised to take part in.
     pub(super) promised: u64,
     /// Addresses of all ranks that it knows, by number in the job.
-    pub(super) addresses: BTreeMap<usize, SocketAddr>,
+    addresses: Arc<Addresses>,
     /// Members that wait at this listener.
     pub(super) waiting: Vec<WaitingRank<C>>,
     /// Ranks that wait at this listener to become members.
@@ -50,8 +73,16 @@ pub(super) struct RegroupRecords<C> {
 
 impl<C> Default for RegroupRecords<C> {
     fn default() -> Self {
-        let (history, addresses) = (History::default(), BTreeMap::new());
-        Self { history, promised: 0, addresses, waiting: Vec::new(), newcomers: Vec::new(), away: false }
+        Self {
+            history: Arc::default(),
+            digest: None,
+            ended: BTreeSet::new(),
+            promised: 0,
+            addresses: Arc::default(),
+            waiting: Vec::new(),
+            newcomers: Vec::new(),
+            away: false,
+        }
     }
 }
 
@@ -65,27 +96,79 @@ impl<C> RegroupRecords<C> {
     /// Returns the newest history of this rank and of those that wait: a rank of a newer group knows better who is in it. One
     /// proof that a rank has ended is enough for all.
     pub(super) fn newest(&self) -> History {
-        let all = || self.waiting.iter().map(|peer| &peer.history).chain([&self.history]);
-        let newest = all().max_by_key(|history| (history.is_known(), history.newest));
-        let mut newest = newest.cloned().unwrap_or_default();
-        all().for_each(|history| newest.add_ended(history.ended().iter().copied()));
+        let mut newest = History::clone(self.newest_known());
+        newest.add_ended(self.ended.iter().copied());
+        for history in self.waiting.iter().map(|peer| &peer.history).chain([&self.history]) {
+            newest.add_ended(history.ended().iter().copied());
+        }
+        self.waiting.iter().for_each(|peer| newest.add_ended(peer.ended.iter().copied()));
         newest
     }
 
-    pub(super) fn add_addresses(&mut self, contacts: &[RankAddress]) {
-        self.addresses.extend(contacts.iter().map(|contact| (contact.number, contact.address)));
+    /// Returns the same, without the proofs of others that ranks have ended.
+    pub(super) fn newest_known(&self) -> &Arc<History> {
+        let all = self.waiting.iter().map(|peer| &peer.history).chain([&self.history]);
+        all.max_by_key(|history| (history.is_known(), history.newest)).unwrap_or(&self.history)
     }
 
-    /// Returns number and address of all ranks that count for the next group, except those for which `are_not` is true.
-    pub(super) fn relevant_ranks(
-        &self,
-        history: &History,
-        are_not: impl Fn(usize) -> bool,
-    ) -> Vec<RankAddress> {
-        let numbers = history.all().into_iter().filter(|number| !are_not(*number));
-        numbers
-            .filter_map(|number| Some(RankAddress { number, address: *self.addresses.get(&number)? }))
-            .collect()
+    pub(super) fn history(&self) -> &History {
+        &self.history
+    }
+
+    pub(super) fn set_history(&mut self, history: History) {
+        (self.history, self.digest) = (Arc::new(history), None);
+    }
+
+    pub(super) fn add_ended(&mut self, numbers: impl IntoIterator<Item = usize>) {
+        self.ended.extend(numbers);
+    }
+
+    /// Forgets which ranks of groups before the newest one have ended.
+    pub(super) fn forget_ended(&mut self) {
+        self.ended.clear();
+    }
+
+    pub(super) fn addresses(&self) -> &Addresses {
+        &self.addresses
+    }
+
+    pub(super) fn forget_addresses(&mut self) {
+        (self.addresses, self.digest) = (Arc::default(), None);
+    }
+
+    pub(super) fn add_addresses(&mut self, contacts: &[RankAddress]) {
+        let is_new = |contact: &&RankAddress| self.addresses.get(&contact.number) != Some(&contact.address);
+        let new: Vec<_> = contacts.iter().filter(is_new).map(|new| (new.number, new.address)).collect();
+        if !new.is_empty() {
+            Arc::make_mut(&mut self.addresses).extend(new);
+            self.digest = None;
+        }
+    }
+
+    /// Returns the digest of what this rank knows.
+    pub(super) fn digest(&mut self) -> KnowledgeDigest {
+        *self.digest.get_or_insert_with(|| digest(&self.history, &self.addresses))
+    }
+
+    /// Returns what this rank knows.
+    pub(super) fn knowledge(&self) -> Knowledge {
+        Knowledge::new(&self.history, &self.addresses)
+    }
+
+    /// Returns with what this rank comes to another one's listener.
+    pub(super) fn join_attempt(&mut self, contact: RankAddress, hello: Hello) -> JoinAttempt {
+        let ended = self.ended.union(self.history.ended()).copied().collect();
+        let (knows, newest) = (self.digest(), self.history.newest);
+        JoinAttempt { contact, knows, newest, ended, promised: self.promised, hello }
+    }
+
+    /// Returns the history with this digest, where this rank, or one that waits, knows it.
+    pub(super) fn history_of(&mut self, knows: KnowledgeDigest) -> Option<Arc<History>> {
+        if self.digest() == knows {
+            return Some(self.history.clone());
+        }
+        let peer = self.waiting.iter().find(|peer| peer.knows == Some(knows));
+        peer.map(|peer| peer.history.clone())
     }
 
     /// Returns whether the newest group that this rank has met in has gone on without rank `number`, which knows of no
@@ -105,6 +188,7 @@ impl<C> RegroupRecords<C> {
 
     /// Lets a member wait. One that comes again has given up the first time.
     pub(super) fn add_waiting(&mut self, peer: WaitingRank<C>) {
+        self.add_addresses(std::slice::from_ref(&peer.contact));
         self.waiting.retain(|other| other.contact.number != peer.contact.number);
         self.waiting.push(peer);
     }
@@ -115,9 +199,10 @@ impl<C> RegroupRecords<C> {
         let history = self.newest();
         let here: BTreeSet<usize> = self.waiting.iter().map(|peer| peer.contact.number).collect();
         let is_here = |number| number == own || here.contains(&number);
-        let contacts =
-            self.relevant_ranks(&history, |number| is_here(number) || history.ended().contains(&number));
-        (contacts.into_iter().map(|contact| (contact.number, contact.address)).collect(), history.members())
+        let numbers = history.all().into_iter();
+        let missing = numbers.filter(|number| !is_here(*number) && !history.ended().contains(number));
+        let known = missing.filter_map(|number| Some((number, *self.addresses.get(&number)?)));
+        (known.collect(), history.members())
     }
 
     /// Chooses the members of the new group that this rank, `own`, leads, if they may go on without the others; newcomers are
@@ -159,17 +244,45 @@ impl<C> RegroupRecords<C> {
         let promised = waiting.iter().map(|peer| peer.promised).fold(self.promised, u64::max);
         let number = promised.max(history.newest) + 1;
         self.promised = number;
-        let members = waiting.iter().map(|peer| peer.contact.number).chain([own]).collect();
-        Ok(NewGroup { waiting, history: history.with_group(number, members) })
+        let is_left_out = |number: &&usize| !here.contains(number);
+        let newcomers = waiting.iter().filter(|peer| !before.contains(&peer.contact.number));
+        let change = GroupChange {
+            before: digest(&history, &self.addresses),
+            number,
+            leader: own,
+            left_out: before.iter().filter(is_left_out).copied().collect(),
+            newcomers: newcomers.map(|peer| peer.contact.clone()).collect(),
+            ended: history.ended().clone(),
+        };
+        let unknown = || AttemptError::Again("the address of a member is not known".into());
+        let next = change.apply(&history, &self.addresses).ok_or_else(unknown)?;
+        let (before, addresses) = (Arc::new(history), self.addresses.clone());
+        Ok(NewGroup { waiting, change, before, addresses, next })
     }
 
-    /// Promises to take part in the group with this number, and in no older one.
-    pub(super) fn promise(&mut self, number: u64) -> Attempt<()> {
+    /// Promises to take part in the group that is offered, and in no older one. Returns the group.
+    pub(super) fn promise(&mut self, own: usize, offer: GroupOffer) -> Attempt<NextGroup> {
+        let GroupOffer { rank, change, before } = offer;
+        let number = change.number;
         if number <= self.promised {
             return Err(AttemptError::Again(format!("a group {number} is offered, which is over")));
         }
+        let next = match before {
+            None if self.digest() == change.before => change.apply(&self.history, &self.addresses),
+            None => None,
+            Some(Knowledge { history, contacts }) => {
+                self.add_addresses(&contacts);
+                change.apply(&history, &self.addresses)
+            }
+        };
+        let is_own =
+            |next: &NextGroup| rank > 0 && next.contacts.get(rank).is_some_and(|at| at.number == own);
+        let Some(next) = next.filter(is_own) else {
+            return Err(AttemptError::Again(format!("a group {number} is offered that does not fit")));
+        };
         self.promised = number;
-        Ok(())
+        self.add_addresses(&next.contacts);
+        Ok(next)
     }
 }
 

@@ -15,7 +15,8 @@ use crate::connection::handshake::{ClientClaim, Credentials, HandshakeStatus, Pu
 use crate::connection::wire::HandshakeStream;
 
 /// How long a rank may be unresponsive before the others look for another leader. It is less where the time-out is short.
-const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(5);
+pub(super) const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(5);
+
 /// A rank's search for the others.
 pub(super) struct Search<'a> {
     pub(super) endpoint: &'a RegroupState,
@@ -69,7 +70,7 @@ impl RegroupState {
 
     /// Probes a rank's listener.
     fn probe(&self, (number, address): (usize, SocketAddr), until: Instant) -> ProbeResult {
-        let probe = RegroupRequest::Probe { number: self.own, generation: self.state().history.newest };
+        let probe = RegroupRequest::Probe { number: self.own, generation: self.state().history().newest };
         let own = (&self.credentials, self.own as u32);
         match connect(address, Some(number), own, &probe, until) {
             Ok(mut wire) => match wire.receive(LIMIT, until) {
@@ -126,9 +127,8 @@ impl<'a> Search<'a> {
     pub(super) fn find_leader(&mut self) -> Attempt<Option<(usize, SocketAddr)>> {
         let lower = {
             let state = self.endpoint.state();
-            let members = state.newest().members();
-            let address = |number: &usize| Some((*number, *state.addresses.get(number)?));
-            members.range(..self.endpoint.own).filter_map(address).collect::<Vec<_>>()
+            let address = |number: usize| Some((number, *state.addresses().get(&number)?));
+            state.newest_known().lower_members(self.endpoint.own).filter_map(address).collect::<Vec<_>>()
         };
         let mut pause = PAUSES[0];
         loop {
@@ -165,13 +165,13 @@ impl<'a> Search<'a> {
         let results = self.endpoint.probe_concurrently(ranks, until);
         let results = ranks.iter().map(|(number, _)| *number).zip(results);
         let here = self.findings.record(self.endpoint.own, results);
-        self.endpoint.state().history.add_ended(self.findings.ended().iter().copied());
+        self.endpoint.state().add_ended(self.findings.ended().iter().copied());
         here
     }
 
     fn has_ended(&mut self, number: usize) {
         self.findings.has_ended(number);
-        self.endpoint.state().history.add_ended([number]);
+        self.endpoint.state().add_ended([number]);
     }
 
     /// Reads the launchers' reports of processes that have ended.
@@ -181,7 +181,7 @@ impl<'a> Search<'a> {
         if ended.is_empty() {
             return;
         }
-        let known = self.endpoint.state().newest().all();
+        let known = self.endpoint.state().newest_known().all();
         ended.intersection(&known).for_each(|number| self.has_ended(*number));
     }
 

@@ -78,6 +78,29 @@ fn a_leader_gives_way_to_a_lower_rank_that_wakes() {
     assert_eq!(numbers(outcomes), [[1, 2, 3], [1, 2, 3], [1, 2, 3]]);
 }
 
+/// The others have agreed to a group with one more, which the leader does not know of.
+#[test]
+fn those_who_know_of_another_group_tell_the_leader() {
+    let listeners = listeners(5);
+    let contacts = contacts(&listeners);
+    let [first, second, third, gone, newcomer] = <[TcpListener; 5]>::try_from(listeners).unwrap();
+    drop((gone, newcomer));
+    let ranks =
+        [rank(0, first, &contacts[..4]), rank(1, second, &contacts[..4]), rank(2, third, &contacts[..4])];
+    let newer = History::first((0..4).collect()).with_group(6, [0, 1, 2, 4].into());
+    for endpoint in &ranks[1..] {
+        endpoint.set_group(newer.clone(), &contacts).unwrap();
+    }
+    assert_eq!(numbers(ranks.iter().map(regroup).collect()), [[0, 1, 2]; 3]);
+    let known = ranks.each_ref().map(|endpoint| endpoint.state().knowledge());
+    assert!(known[0].history.newest > 6 && known[0].contacts == contacts[..3]);
+    assert!(
+        known
+            .iter()
+            .all(|other| (&other.history, &other.contacts) == (&known[0].history, &known[0].contacts))
+    );
+}
+
 #[test]
 fn one_that_does_not_know_the_first_group_yet_excludes_nobody() {
     let listeners = listeners(3);
@@ -165,9 +188,9 @@ fn a_newcomer_whose_group_has_not_met_asks_again() {
     let [listener] = <[TcpListener; 1]>::try_from(listeners(1)).unwrap();
     let endpoint = RegroupEndpoint::open(listener, &config(), &Elastic::default(), 5, [7; 32]).unwrap();
     endpoint.agree(History::first([0, 1].into()).with_group(1, [1, 5].into()));
-    assert!(endpoint.state().history.is_known() && !endpoint.has_met());
+    assert!(endpoint.state().history().is_known() && !endpoint.has_met());
     endpoint.forget_groups();
-    assert!(!endpoint.state().history.is_known());
+    assert!(!endpoint.state().history().is_known());
     endpoint.agree(History::first([0, 1].into()).with_group(1, [1, 5].into()).met());
     assert!(endpoint.has_met());
 }

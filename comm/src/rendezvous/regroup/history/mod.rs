@@ -67,6 +67,18 @@ impl History {
         self.groups.last().cloned().unwrap_or_default()
     }
 
+    /// Returns the members below this rank, which may be in the next group.
+    pub(super) fn lower_members(&self, own: usize) -> impl Iterator<Item = usize> {
+        self.groups.last().into_iter().flat_map(move |members| members.range(..own).copied())
+    }
+
+    /// Returns all that it contains, but the ranks that have ended, as numbers.
+    pub(super) fn words(&self) -> impl Iterator<Item = u64> {
+        let sets = self.groups.iter().chain([&self.elders]);
+        let words = sets.flat_map(|set| [set.len() as u64].into_iter().chain(set.iter().map(|n| *n as u64)));
+        [self.newest, self.met, self.groups.len() as u64].into_iter().chain(words)
+    }
+
     /// Returns all ranks that count for the next group.
     pub(super) fn all(&self) -> Ranks {
         self.groups.iter().flatten().copied().collect()
@@ -75,6 +87,11 @@ impl History {
     /// Records that these ranks have ended.
     pub(super) fn add_ended(&mut self, ranks: impl IntoIterator<Item = usize>) {
         self.ended.extend(ranks);
+    }
+
+    /// Returns it with these as the ranks that have ended.
+    pub(super) fn with_ended(self, ended: Ranks) -> Self {
+        Self { ended, ..self }
     }
 
     pub(super) fn ended(&self) -> &Ranks {
