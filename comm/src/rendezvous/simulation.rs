@@ -15,24 +15,25 @@ use crate::connection::obstacle::Obstacle;
 use crate::connection::wire::HandshakeStream;
 use crate::transport::site::Site;
 
-const RANKS: usize = 10_000;
+pub(super) const RANKS: usize = 10_000;
 /// 10 Gbit/s, between two racks.
-const LINK: LinkModel = LinkModel { latency: Duration::from_micros(200), bytes_per_second: 1.25e9 };
+pub(super) const LINK: LinkModel =
+    LinkModel { latency: Duration::from_micros(200), bytes_per_second: 1.25e9 };
 /// Bytes of the messages of a handshake, with those that open the connection, from the rank that dials and to it in turn.
-const HANDSHAKE: [usize; 6] = [40, 40, 42, 42, 41, 41];
+pub(super) const HANDSHAKE: [usize; 6] = [40, 40, 42, 42, 41, 41];
 /// How long rank 0 waits.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Purpose {
+pub(super) enum Purpose {
     Control,
     Table,
     Data,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Packet {
+pub(super) enum Packet {
     /// A message of the handshake between the rank that dials and another one.
     Handshake {
         step: usize,
@@ -50,8 +51,9 @@ enum Packet {
     TimeOver(Step),
 }
 
-struct Meeting {
-    network: Network<Packet>,
+pub(super) struct Meeting {
+    world_size: usize,
+    pub(super) network: Network<Packet>,
     messages: TableMessages,
     assembly: Assembly,
     /// Number of ranks that have registered.
@@ -59,8 +61,8 @@ struct Meeting {
     /// By rank.
     ranks: Vec<Rank>,
     /// Number of ranks that have heard that all are connected, and when the last of them did.
-    complete: usize,
-    completed: Duration,
+    pub(super) complete: usize,
+    pub(super) completed: Duration,
     /// A rank that stands still once it is registered.
     stopped: Option<usize>,
     /// The rank that gave up first, the one that it waited for, and when.
@@ -75,7 +77,7 @@ struct Rank {
     waiting: Vec<(usize, Purpose)>,
 }
 
-fn hello(rank: usize) -> Hello {
+pub(super) fn hello(rank: usize) -> Hello {
     Hello {
         ip: None,
         port: 40_000,
@@ -88,12 +90,12 @@ fn hello(rank: usize) -> Hello {
     }
 }
 
-fn bytes<T: Serialize>(message: &T) -> usize {
+pub(super) fn bytes<T: Serialize>(message: &T) -> usize {
     HandshakeStream::frame(message).unwrap().len()
 }
 
 impl Meeting {
-    fn new(stopped: Option<usize>) -> Self {
+    fn new(world_size: usize, stopped: Option<usize>) -> Self {
         let Hello { port, pid, site, regroup_port, .. } = hello(0);
         let entry = |rank: usize| {
             let host = rank / 8;
@@ -101,13 +103,14 @@ impl Meeting {
             Entry { address, host: hello(rank).host, pid, site: site.clone(), regroup_port }
         };
         let timeout_ms = TIMEOUT.as_millis() as u64;
-        let table = Table { session: [7; 32], timeout_ms, ranks: (0..RANKS).map(entry).collect() };
+        let table = Table { session: [7; 32], timeout_ms, ranks: (0..world_size).map(entry).collect() };
         Self {
-            network: Network::new(RANKS, LINK),
+            world_size,
+            network: Network::new(world_size, LINK),
             messages: TableMessages::new(table).unwrap(),
-            assembly: Assembly::new(RANKS),
+            assembly: Assembly::new(world_size),
             here: 1,
-            ranks: vec![Rank::default(); RANKS],
+            ranks: vec![Rank::default(); world_size],
             complete: 0,
             completed: Duration::ZERO,
             stopped,
@@ -115,10 +118,22 @@ impl Meeting {
         }
     }
 
-    /// Lets all ranks come at once, and everything happen until all is quiet, or a rank gives up.
+    /// Lets all ranks come at once, and everything happen.
     fn run(mut self) -> Self {
+        (1..self.world_size).for_each(|rank| self.handshake(0, [rank, 0], Purpose::Control));
+        self.conclude()
+    }
+
+    /// A meeting of ranks that are connected to rank 0 and registered.
+    pub(super) fn of_registered(world_size: usize) -> Self {
+        let mut meeting = Self::new(world_size, None);
+        meeting.send_table();
+        meeting.conclude()
+    }
+
+    /// Lets everything happen until all is quiet, or a rank gives up.
+    fn conclude(mut self) -> Self {
         self.ranks[0].has_table = true;
-        (1..RANKS).for_each(|rank| self.handshake(0, [rank, 0], Purpose::Control));
         while let Some((at, packet)) = self.network.next() {
             let registers = matches!(packet, Packet::Handshake { purpose: Purpose::Control, .. });
             if Some(at) == self.stopped && !registers {
@@ -147,7 +162,7 @@ impl Meeting {
             Packet::Handshake { step, ranks, purpose } => self.handshake(step + 1, ranks, purpose),
             Packet::Hello => {
                 self.here += 1;
-                if self.here == RANKS {
+                if self.here == self.world_size {
                     self.send_table();
                 }
             }
@@ -165,7 +180,8 @@ impl Meeting {
                 assert!(self.assembly.connect(rank));
                 if self.assembly.is_complete() {
                     let complete = bytes(&ToMember::Complete);
-                    (1..RANKS).for_each(|rank| self.network.send(0, rank, complete, Packet::Complete));
+                    (1..self.world_size)
+                        .for_each(|rank| self.network.send(0, rank, complete, Packet::Complete));
                 }
             }
             Packet::Complete => (self.complete, self.completed) = (self.complete + 1, self.network.now()),
@@ -207,7 +223,7 @@ impl Meeting {
     }
 
     fn send_table(&mut self) {
-        for rank in 1..RANKS {
+        for rank in 1..self.world_size {
             let bytes = self.messages.to(rank).unwrap().len();
             let packet = match tree::parent(rank, PASSES) {
                 0 => Packet::Table,
@@ -218,14 +234,14 @@ impl Meeting {
     }
 
     fn wait_for(&mut self, at: usize, step: Step) {
-        let time = self.network.now() + patience(TIMEOUT, (at, RANKS), step);
+        let time = self.network.now() + patience(TIMEOUT, (at, self.world_size), step);
         self.network.at(time, at, Packet::TimeOver(step));
     }
 }
 
 #[test]
 fn ten_thousand_meet() {
-    let meeting = Meeting::new(None).run();
+    let meeting = Meeting::new(RANKS, None).run();
     assert_eq!(meeting.complete, RANKS - 1);
     assert!(meeting.gave_up.is_none());
     let [messages, bytes] = meeting.network.sent_by(0);
@@ -246,14 +262,14 @@ fn ten_thousand_meet() {
 fn of_ten_thousand_the_one_that_stands_still_is_named_first() {
     // It passes the table on to some that pass it on, or to nobody.
     for stopped in [1, 5, 42, 700, 9_990, RANKS - 2] {
-        let meeting = Meeting::new(Some(stopped)).run();
+        let meeting = Meeting::new(RANKS, Some(stopped)).run();
         let (_, awaited, time) = meeting.gave_up.unwrap();
         assert_eq!(awaited, stopped);
         // Rank 0 is told before its own time is over.
         assert!(time + 4 * LINK.latency < TIMEOUT, "{time:?}");
     }
     // Nobody waits for the last one but rank 0.
-    let meeting = Meeting::new(Some(RANKS - 1)).run();
+    let meeting = Meeting::new(RANKS, Some(RANKS - 1)).run();
     assert!(meeting.gave_up.is_none() && !meeting.assembly.is_complete());
     assert_eq!(meeting.assembly.late(), [RANKS - 1]);
 }

@@ -330,4 +330,6 @@ impl std::fmt::Debug for RegroupEndpoint {
 }
 
 #[cfg(test)]
+mod simulation;
+#[cfg(test)]
 mod tests;
