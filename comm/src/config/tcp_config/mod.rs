@@ -12,7 +12,7 @@ use crate::{Elastic, Error, InitMethod, Result, Secret, Tls, Transport};
 /// control connection to every other rank.
 const MAX_WORLD_SIZE: usize = 1 << 20;
 /// What regrouping sends to each rank grows with the number of ranks.
-const MAX_ELASTIC: usize = 4096;
+const MAX_ELASTIC: usize = 10_000;
 /// Longer than any run; keeps arithmetic with [`Instant`] within its range.
 const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -35,7 +35,7 @@ pub struct TcpConfig {
     /// This process's number, from 0 to `world_size - 1`. Default 0.
     pub rank: usize,
     /// Number of ranks. Default 1, which opens no connection at all. Rank 0 holds a connection to every other rank, so the
-    /// limit of its open files (`ulimit -n`) must be higher; an elastic group has at most 4096.
+    /// limit of its open files (`ulimit -n`) must be higher; an elastic group has at most 10,000.
     pub world_size: usize,
     /// Where the ranks meet. Default `env://`.
     pub init_method: InitMethod,

@@ -117,10 +117,10 @@ fn ranks_and_sizes_that_cannot_be_are_refused() {
     }
     let elastic =
         |world_size| TcpConfig { world_size, elastic: Some(Default::default()), ..TcpConfig::default() };
-    assert!(elastic(4096).validate().is_ok());
-    let message = elastic(4097).validate().unwrap_err().to_string();
+    assert!(elastic(10_000).validate().is_ok());
+    let message = elastic(10_001).validate().unwrap_err().to_string();
     assert!(
-        message.ends_with("a group that changes (GIRANDOLE_ELASTIC) has at most 4096 ranks"),
+        message.ends_with("a group that changes (GIRANDOLE_ELASTIC) has at most 10000 ranks"),
         "{message}"
     );
     let config = TcpConfig { timeout: Duration::ZERO, ..TcpConfig::default() };
