@@ -32,6 +32,11 @@ impl Assembly {
         rank == 0 || self.connected[rank - 1]
     }
 
+    /// Returns of how many ranks nothing was heard.
+    pub(super) fn missing(&self) -> usize {
+        self.missing
+    }
+
     pub(super) fn is_complete(&self) -> bool {
         self.missing == 0
     }

@@ -25,6 +25,11 @@ const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// The least time from one warning to the next.
 const LEAST_PAUSE: Duration = Duration::from_millis(100);
 
+/// Where more ranks than that are not connected yet, rank 0 lets reports come in for a moment before it looks at them: each time it
+/// wakes costs more than a report.
+const MANY: usize = 64;
+const BATCH: Duration = Duration::from_millis(5);
+
 /// By rank, from 1.
 pub(super) type Members = Vec<(usize, HandshakeStream, Entry)>;
 
@@ -117,21 +122,26 @@ fn connect_all(plan: &MeetingParams<'_>, members: &mut Members, table: Table, un
             return Err(plan.failed(format!("all ranks are here, but nothing is heard of {late} any more")));
         }
         plan.check_parent()?;
+        if assembly.missing() > MANY {
+            std::thread::sleep(BATCH);
+        }
         let ready = waits.ready().map_err(failed)?;
         costs.wake_ups += 1;
         costs.looks += ready.len();
-        // A rank that has died explains what others report.
-        if let Some(&at) = ready.iter().find(|at| !members[**at].1.is_open()) {
-            let (rank, _, entry) = &members[at];
-            return Err(plan.died(*rank, entry.host.as_str()));
-        }
-        for at in ready {
+        for &at in &ready {
             let (rank, wire, entry) = &mut members[at];
-            if assembly.is_connected(*rank) {
-                return Err(unexpected_message_error(plan, *rank, wire, entry));
+            let received = match assembly.is_connected(*rank) {
+                true => Err(unexpected_message_error(plan, *rank, wire, entry)),
+                false => receive_connected(plan, *rank, wire, entry),
+            };
+            if let Err(error) = received {
+                // A rank that has died explains what others report.
+                let dead = ready.iter().find(|other| **other != at && !members[**other].1.is_open());
+                return Err(
+                    dead.map_or(error, |dead| plan.died(members[*dead].0, members[*dead].2.host.as_str()))
+                );
             }
-            receive_connected(plan, *rank, wire, entry)?;
-            assembly.connect(*rank);
+            assembly.connect(members[at].0);
         }
     }
     plan.agree();

@@ -15,7 +15,7 @@ use crate::base::members::Members;
 use crate::connection::acceptor::ConnectionHandler;
 use crate::connection::connect_error::{ConnectError, ConnectResult};
 use crate::connection::handshake::{Admission, ClientClaim, Credentials, HandshakeStatus, Purpose, Verdict};
-use crate::connection::wire::{HandshakeStream, wait_any};
+use crate::connection::wire::{HandshakeStream, parse, wait_any};
 use crate::rendezvous::text::sanitize;
 use crate::{Error, Result};
 
@@ -66,8 +66,40 @@ impl ConnectionHandler for Roster {
         &self.credentials
     }
 
-    fn serve(&self, wire: HandshakeStream, admission: Admission, _: Instant) -> ConnectResult<()> {
-        self.register_connection(wire, &admission)
+    /// Answers a rank, which introduces itself next. It has until the meeting's deadline, like all ranks.
+    fn admit(&self, wire: &mut HandshakeStream, admission: &Admission) -> ConnectResult<Option<usize>> {
+        let ClientClaim { rank, world_size, purpose } = admission.caller;
+        let status = match () {
+            () if world_size != self.world_size() => HandshakeStatus::OtherWorldSize,
+            () if purpose != Purpose::Control || rank == 0 || rank >= world_size => {
+                HandshakeStatus::NotAwaited
+            }
+            () => HandshakeStatus::Admitted,
+        };
+        let verdict = Verdict { status, rank: 0, world_size: self.world_size() };
+        wire.write(&admission.answer(verdict), self.deadline)?;
+        if status == HandshakeStatus::OtherWorldSize {
+            let number = self.members.world_rank(rank as usize);
+            self.note(format!(
+                "rank {number} came with world size {world_size}, this group has {}",
+                self.world_size()
+            ));
+        }
+        match status {
+            HandshakeStatus::Admitted => Ok(Some(HELLO_LIMIT)),
+            _ => Err(ConnectError::NotAwaited),
+        }
+    }
+
+    fn receive(&self, wire: HandshakeStream, admission: &Admission, message: &[u8]) -> ConnectResult<()> {
+        self.introduce(wire, admission, parse(message.get(4..).unwrap_or_default())?)
+    }
+
+    fn serve(&self, mut wire: HandshakeStream, admission: Admission, _: Instant) -> ConnectResult<()> {
+        match wire.receive(HELLO_LIMIT, self.deadline) {
+            Err(ConnectError::Stopped) => self.send_away(wire),
+            hello => self.introduce(wire, &admission, hello?),
+        }
     }
 
     fn rejected(&self) {
@@ -95,43 +127,16 @@ impl Roster {
         lock(&self.state)
     }
 
-    /// Registers a rank over its control connection. It has until the meeting's deadline, like all ranks.
-    fn register_connection(&self, mut wire: HandshakeStream, admission: &Admission) -> ConnectResult<()> {
-        let deadline = self.deadline;
-        let ClientClaim { rank, world_size, purpose } = admission.caller;
-        let status = match () {
-            () if world_size != self.world_size() => HandshakeStatus::OtherWorldSize,
-            () if purpose != Purpose::Control || rank == 0 || rank >= world_size => {
-                HandshakeStatus::NotAwaited
-            }
-            () => HandshakeStatus::Admitted,
-        };
-        let verdict = Verdict { status, rank: 0, world_size: self.world_size() };
-        let number = self.members.world_rank(rank as usize);
-        wire.write(&admission.answer(verdict), deadline)?;
-        match status {
-            HandshakeStatus::Admitted => {}
-            HandshakeStatus::OtherWorldSize => {
-                self.note(format!(
-                    "rank {number} came with world size {world_size}, this group has {}",
-                    self.world_size()
-                ));
-                return Ok(());
-            }
-            HandshakeStatus::NotAwaited | HandshakeStatus::Crossed | HandshakeStatus::Gone => {
-                return Err(ConnectError::NotAwaited);
-            }
-        }
-        let hello: Hello = match wire.receive(HELLO_LIMIT, deadline) {
-            Err(ConnectError::Stopped) => return self.send_away(wire),
-            hello => hello?,
-        };
+    /// Registers a rank that introduces itself over its control connection, or tells it why it cannot take part.
+    fn introduce(&self, mut wire: HandshakeStream, admission: &Admission, hello: Hello) -> ConnectResult<()> {
+        let (rank, deadline) = (admission.caller.rank as usize, self.deadline);
+        let number = self.members.world_rank(rank);
         if let Some(reason) = self.incompatibility(number, &hello) {
             wire.send(&ToMember::Refused(reason.clone()), deadline)?;
             self.note(reason);
             return Ok(());
         }
-        if let Some((mut wire, reason)) = self.register(rank as usize, wire, hello)? {
+        if let Some((mut wire, reason)) = self.register(rank, wire, hello)? {
             wire.send(&ToMember::Refused(reason.clone()), deadline)?;
             self.note(format!("a second rank {number} came: {reason}"));
         }

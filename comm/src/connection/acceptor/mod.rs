@@ -2,8 +2,8 @@
 //! connection that has not proved that it belongs to the job costs a file descriptor and what has arrived of its proof:
 //! the rank's [`PollThread`] advances all of them without waiting for any. Their number is limited, separately for those that have sent
 //! nothing and those in the handshake; none outlives the meeting or the group; and where there are too many, those of one
-//! address are closed in favour of those of another. A connection that has proved it no longer counts, and gets a thread
-//! of its own.
+//! address are closed in favour of those of another. A connection that has proved it no longer counts. It gets a thread of
+//! its own, or, where its handler waits for one message, is read by the same thread as the others.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -62,7 +62,19 @@ pub(crate) trait ConnectionHandler: Send + Sync {
     /// Credentials that connections must prove.
     fn credentials(&self) -> &Credentials;
 
-    /// Serves a connection that has proved them, in its own thread; `until` is when the time for its handshake is over.
+    /// Answers a connection that has proved them, without waiting, where the handler waits for one message: returns the limit of that
+    /// message's length. It is passed to [`Self::receive`].
+    fn admit(&self, _wire: &mut HandshakeStream, _admission: &Admission) -> ConnectResult<Option<usize>> {
+        Ok(None)
+    }
+
+    /// Takes the message, as it was sent, without waiting.
+    fn receive(&self, _wire: HandshakeStream, _admission: &Admission, _message: &[u8]) -> ConnectResult<()> {
+        Err(ConnectError::NotAwaited)
+    }
+
+    /// Serves a connection that has proved them, in its own thread; `until` is when the time for its handshake is over. One that was
+    /// admitted, where the acceptor stops before its message has come.
     fn serve(&self, wire: HandshakeStream, admission: Admission, until: Instant) -> ConnectResult<()>;
 
     /// Called for a connection that has sent something, and has not proved that it belongs to the job.
@@ -99,6 +111,7 @@ impl Acceptor {
             stopped,
             greeting: Arc::clone(&greeting),
             strangers: Unauthenticated::default(),
+            admitted: Vec::new(),
             paused_until: None,
             complained: None,
         };
@@ -130,6 +143,7 @@ struct Serve {
     stopped: Arc<Stopped>,
     greeting: Arc<Mutex<Vec<JoinHandle<()>>>>,
     strangers: Unauthenticated,
+    admitted: Vec<AdmittedConnection>,
     /// Until when the listeners are left alone.
     paused_until: Option<Instant>,
     complained: Option<Instant>,
@@ -147,6 +161,13 @@ struct HandshakingConnection {
     pending: PendingConnection,
     spoke: Instant,
     waits: PollFlags,
+}
+
+/// A connection that has proved that it belongs to the job, and whose message, of at most `limit` bytes, is to come.
+struct AdmittedConnection {
+    pending: PendingConnection,
+    admission: Admission,
+    limit: usize,
 }
 
 /// Connections that have not proved yet that they belong to the job, the oldest first.
@@ -179,7 +200,7 @@ impl Unauthenticated {
 }
 
 impl Polled for Serve {
-    /// The end, and the listeners and all connections without proof, unless they are left alone.
+    /// The end, and the listeners and all connections, unless they are left alone.
     fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
         fds.push(PollFd::new(&self.stopped, PollFlags::IN));
         if self.paused_until.is_some() {
@@ -190,6 +211,7 @@ impl Polled for Serve {
         fds.extend(self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)));
         fds.extend(idle.iter().map(|pending| of(pending.wire.fd(), PollFlags::IN)));
         fds.extend(handshaking.iter().map(|connection| of(connection.pending.wire.fd(), connection.waits)));
+        fds.extend(self.admitted.iter().map(|connection| of(connection.pending.wire.fd(), PollFlags::IN)));
     }
 
     fn due(&self) -> Option<Instant> {
@@ -201,6 +223,9 @@ impl Polled for Serve {
     fn act(&mut self, ready: &[bool]) -> bool {
         let [_, ready @ ..] = ready else { return true };
         if self.stopped.is_over() {
+            for AdmittedConnection { pending, admission, .. } in std::mem::take(&mut self.admitted) {
+                self.serve_in_thread(pending, admission);
+            }
             return false;
         }
         match self.paused_until {
@@ -219,7 +244,15 @@ impl Polled for Serve {
 impl Serve {
     fn serve_ready(&mut self, ready: &[bool]) {
         let (comes, ready) = ready.split_at(self.listeners.len());
-        self.advance_ready(ready);
+        let admitted = std::mem::take(&mut self.admitted);
+        let (strangers, messages) = ready.split_at(ready.len() - admitted.len());
+        self.advance_ready(strangers);
+        for (connection, is_ready) in admitted.into_iter().zip(messages) {
+            match is_ready {
+                true => self.receive(connection),
+                false => self.admitted.push(connection),
+            }
+        }
         for at in (0..comes.len()).filter(|at| comes[*at]) {
             match self.listeners[at].accept() {
                 Ok((stream, from)) => self.admit(stream, from),
@@ -348,7 +381,7 @@ impl Serve {
     }
 
     /// Advances the handshake of a connection; returns `None` when it has succeeded or failed.
-    fn advance(&self, mut connection: HandshakingConnection) -> Option<HandshakingConnection> {
+    fn advance(&mut self, mut connection: HandshakingConnection) -> Option<HandshakingConnection> {
         let from = connection.pending.from;
         match connection.pending.wire.step(self.greet.credentials()) {
             Ok(HandshakeStep::Waits(flags)) => {
@@ -361,17 +394,37 @@ impl Serve {
     }
 
     fn reject(&self, from: SocketAddr, fault: &ConnectError) {
-        tracing::debug!(%from, reason = %fault, "a connection was turned away");
+        turn_away(from, fault);
         self.greet.rejected();
     }
 
+    /// Serves a connection that has proved that it belongs to the job.
+    fn serve_authenticated(&mut self, mut pending: PendingConnection, admission: Admission) {
+        match self.greet.admit(&mut pending.wire, &admission) {
+            Ok(Some(limit)) => self.receive(AdmittedConnection { pending, admission, limit }),
+            Ok(None) => self.serve_in_thread(pending, admission),
+            Err(fault) => turn_away(pending.from, &fault),
+        }
+    }
+
+    /// Receives what has arrived of a connection's message.
+    fn receive(&mut self, mut connection: AdmittedConnection) {
+        let from = connection.pending.from;
+        let received = match connection.pending.wire.try_receive_frame(connection.limit) {
+            Ok(None) => return self.admitted.push(connection),
+            Ok(Some(message)) => self.greet.receive(connection.pending.wire, &connection.admission, &message),
+            Err(fault) => Err(fault),
+        };
+        received.unwrap_or_else(|fault| turn_away(from, &fault));
+    }
+
     /// Starts a thread for a connection that has proved that it belongs to the job.
-    fn serve_authenticated(&self, pending: PendingConnection, admission: Admission) {
+    fn serve_in_thread(&self, pending: PendingConnection, admission: Admission) {
         let PendingConnection { wire, from, since } = pending;
         let (greet, until) = (self.greet.clone(), since + self.limits.handshake);
         let work = move || {
             if let Err(fault) = greet.serve(wire, admission, until) {
-                tracing::debug!(%from, reason = %fault, "a connection was turned away");
+                turn_away(from, &fault);
             }
         };
         let builder = thread::Builder::new().name("girandole-greet".into()).stack_size(STACK);
@@ -384,6 +437,10 @@ impl Serve {
             Err(error) => tracing::debug!(%from, %error, "no thread for a connection: it was closed"),
         }
     }
+}
+
+fn turn_away(from: SocketAddr, fault: &ConnectError) {
+    tracing::debug!(%from, reason = %fault, "a connection was turned away");
 }
 
 fn is_momentary(error: &io::Error) -> bool {

@@ -104,11 +104,13 @@ pub(crate) struct HandshakeStream {
     stop: Option<Arc<dyn Stop>>,
     /// On the listening side: how far the handshake has come.
     proof: ServerHandshake,
+    /// What has arrived of a message that [`Self::try_receive_frame`] receives.
+    incoming: Vec<u8>,
 }
 
 impl From<Arc<Stream>> for HandshakeStream {
     fn from(stream: Arc<Stream>) -> Self {
-        Self { stream, stop: None, proof: ServerHandshake::default() }
+        Self { stream, stop: None, proof: ServerHandshake::default(), incoming: Vec::new() }
     }
 }
 
@@ -294,6 +296,33 @@ impl HandshakeStream {
         frame[..4].copy_from_slice(&announced);
         self.fill(&mut frame[4..], deadline)?;
         Ok(frame)
+    }
+
+    /// Receives a message of at most `limit` bytes as far as it has arrived. Returns it, as it was sent, once it is complete; nothing
+    /// else is to be received before that.
+    pub(crate) fn try_receive_frame(&mut self, limit: usize) -> ConnectResult<Option<Vec<u8>>> {
+        loop {
+            let filled = self.incoming.len();
+            let whole = match self.incoming.first_chunk() {
+                Some(announced) => 4 + message_len(*announced, limit)?,
+                None => 4,
+            };
+            if filled >= 4 && filled == whole {
+                return Ok(Some(std::mem::take(&mut self.incoming)));
+            }
+            self.incoming.resize(whole, 0);
+            let received = self.stream.recv(&mut self.incoming[filled..]);
+            self.incoming.truncate(filled + *received.as_ref().unwrap_or(&0));
+            match received {
+                Ok(0) => return Err(ConnectError::Closed),
+                Ok(_) => {}
+                Err(error) => {
+                    if would_block(error)? {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
     }
 
     /// Returns whether something has arrived that was not read yet, the end of the connection included.
