@@ -136,12 +136,14 @@ impl Shared {
         let (mut served, mut done) = (Vec::new(), Vec::new());
         while let Some(are_new) = self.exchange(&mut served, &mut done) {
             let ready = wait(receiver, &served, are_new);
-            while matches!((&*receiver).read(&mut [0; 64]), Ok(got) if got > 0) {}
+            if ready.as_ref().is_none_or(|ready| ready[0]) {
+                while matches!((&*receiver).read(&mut [0; 64]), Ok(got) if got > 0) {}
+            }
             if ready.is_none() {
                 served.iter_mut().for_each(|(_, polled)| polled.save_resources());
                 std::thread::sleep(PAUSE);
             }
-            let mut ready = ready.unwrap_or_default().into_iter();
+            let mut ready = ready.unwrap_or_default().into_iter().skip(1);
             served.retain_mut(|(number, polled)| {
                 let mut watched = Vec::new();
                 polled.watch(&mut watched);
@@ -191,8 +193,8 @@ impl Drop for ReleaseOnPanic<'_> {
     }
 }
 
-/// Waits until something is ready or due; at most for a moment if `are_new`. Returns what is ready; `None` if the system lacks the
-/// resources to poll.
+/// Waits until something is ready or due; at most for a moment if `are_new`. Returns what is ready, `receiver` first; `None` if the
+/// system lacks the resources to poll.
 fn wait(receiver: &UnixStream, served: &[(u64, Box<dyn Polled>)], are_new: bool) -> Option<Vec<bool>> {
     let mut fds = vec![PollFd::from_borrowed_fd(receiver.as_fd(), PollFlags::IN)];
     served.iter().for_each(|(_, polled)| polled.watch(&mut fds));
@@ -200,8 +202,8 @@ fn wait(receiver: &UnixStream, served: &[(u64, Box<dyn Polled>)], are_new: bool)
     let left = due.map(|due| due.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
     let timeout = if are_new { Some(Duration::ZERO) } else { left };
     match poll(&mut fds, timeout.map(timespec).as_ref()) {
-        Ok(_) => Some(fds[1..].iter().map(|fd| !fd.revents().is_empty()).collect()),
-        Err(rustix::io::Errno::INTR) => Some(vec![false; fds.len() - 1]),
+        Ok(_) => Some(fds.iter().map(|fd| !fd.revents().is_empty()).collect()),
+        Err(rustix::io::Errno::INTR) => Some(vec![false; fds.len()]),
         Err(_) => None,
     }
 }

@@ -14,7 +14,8 @@ use crate::platform::socket::{NO_SIGNAL, without_signals};
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: TcpStream,
-    session: OnceLock<Mutex<Session>>,
+    /// Large, and most connections have none.
+    session: OnceLock<Box<Mutex<Session>>>,
 }
 
 impl From<TcpStream> for Stream {
@@ -39,7 +40,7 @@ impl Stream {
     /// Encrypts everything from here on.
     pub(crate) fn secure(&self, session: Session) {
         // Never set before: a connection has one TLS handshake.
-        let _ = self.session.set(Mutex::new(session));
+        let _ = self.session.set(Box::new(Mutex::new(session)));
     }
 
     /// Sends `head`, then `body`, as far as the send buffer has space. Where it has none, the same bytes must be offered

@@ -28,7 +28,7 @@ const LEAST_PAUSE: Duration = Duration::from_millis(100);
 /// Where more ranks than that are not connected yet, rank 0 lets reports come in for a moment before it looks at them: each time it
 /// wakes costs more than a report.
 const MANY: usize = 64;
-const BATCH: Duration = Duration::from_millis(5);
+const BATCH: Duration = Duration::from_millis(2);
 
 /// By rank, from 1.
 pub(super) type Members = Vec<(usize, HandshakeStream, Entry)>;

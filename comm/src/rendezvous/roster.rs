@@ -179,7 +179,7 @@ impl Roster {
         hello: Hello,
     ) -> ConnectResult<Option<(HandshakeStream, String)>> {
         let from = wire.peer()?.ip().to_canonical();
-        let host_ip = (!wire.is_local()?).then_some(from);
+        let host_ip = (!wire.is_local_to(from)?).then_some(from);
         let time_limit = Duration::from_millis(hello.timeout_ms).min(Duration::from_secs(1 << 25));
         let entry = entry(hello, from);
         let mut state = self.state();

@@ -272,9 +272,10 @@ impl Serve {
     fn admit(&mut self, stream: TcpStream, from: SocketAddr) {
         let Ok(wire) = HandshakeStream::new(stream, Some(self.stopped.clone())) else { return };
         let pending = PendingConnection { wire, from, since: Instant::now() };
-        match pending.wire.is_readable() {
-            true => self.on_first_data(pending),
-            false => self.add_idle(pending),
+        match pending.wire.has_arrived() {
+            Some(true) => self.begin(pending),
+            Some(false) => self.add_idle(pending),
+            None => {}
         }
     }
 
@@ -332,9 +333,13 @@ impl Serve {
 
     /// Handles the first bytes of a connection, or more of its first message.
     fn on_first_data(&mut self, pending: PendingConnection) {
-        if !pending.wire.is_open() {
-            return;
+        if pending.wire.is_open() {
+            self.begin(pending);
         }
+    }
+
+    /// Begins the handshake of a connection, or goes on with its first message.
+    fn begin(&mut self, pending: PendingConnection) {
         let connection = HandshakingConnection { pending, spoke: Instant::now(), waits: PollFlags::IN };
         match self.advance(connection) {
             None => {}

@@ -84,8 +84,12 @@ impl Credentials {
     }
 
     /// Returns the TLS identity, where the connection is to be encrypted; `is_local` where both ends are on one host.
-    pub(crate) fn tls(&self, is_local: bool) -> Option<&Identity> {
-        self.tls.as_ref().filter(|(tls, _)| tls.covers(is_local)).map(|(_, identity)| identity)
+    pub(crate) fn tls(
+        &self,
+        is_local: impl FnOnce() -> ConnectResult<bool>,
+    ) -> ConnectResult<Option<&Identity>> {
+        let Some((tls, identity)) = &self.tls else { return Ok(None) };
+        Ok(tls.covers(is_local()?).then_some(identity))
     }
 
     /// Returns the same credentials, valid only between processes that also know `nonce`.

@@ -4,7 +4,7 @@ mod proof;
 
 use std::fmt;
 use std::io::{self, Read};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -169,7 +169,7 @@ impl HandshakeStream {
         caller: ClientClaim,
         deadline: Instant,
     ) -> ConnectResult<Verdict> {
-        let client = match credentials.tls(self.is_local()?) {
+        let client = match credentials.tls(|| self.is_local())? {
             Some(identity) => {
                 let client = Client::encrypting(credentials, caller)?;
                 self.write(client.opening(), deadline)?;
@@ -333,9 +333,18 @@ impl HandshakeStream {
 
     /// Returns false where the other side has closed the connection and no unread data is left.
     pub(crate) fn is_open(&self) -> bool {
+        self.has_arrived().is_some()
+    }
+
+    /// Returns whether data has arrived that was not read yet; `None` where the other side has closed the connection and none is
+    /// left.
+    pub(crate) fn has_arrived(&self) -> Option<bool> {
         match self.stream.socket().peek(&mut [0]) {
-            Ok(count) => count > 0,
-            Err(error) => matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+            Ok(count) => (count > 0).then_some(true),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Some(false),
+                _ => None,
+            },
         }
     }
 
@@ -381,7 +390,11 @@ impl HandshakeStream {
 
     /// Returns whether the other side runs on this host.
     pub(crate) fn is_local(&self) -> ConnectResult<bool> {
-        let peer = self.stream.socket().peer_addr()?.ip().to_canonical();
+        self.is_local_to(self.peer()?.ip().to_canonical())
+    }
+
+    /// Returns whether the other side, which is at this address, runs on this host.
+    pub(crate) fn is_local_to(&self, peer: IpAddr) -> ConnectResult<bool> {
         Ok(peer.is_loopback() || peer == self.stream.socket().local_addr()?.ip().to_canonical())
     }
 

@@ -142,7 +142,7 @@ impl HandshakeStream {
             Err(fault @ ConnectError::BadProof) => return Err(self.refuse(&Server::no_secret()?, fault)),
             Err(fault) => return Err(fault),
         };
-        match (credentials.tls(self.is_local()?), encrypts(&client)) {
+        match (credentials.tls(|| self.is_local())?, encrypts(&client)) {
             (Some(identity), true) => {
                 let session = Box::new(Session::new(identity.server().map_err(unusable)?));
                 Ok(ServerHandshake::Encrypting { client, server, session })
