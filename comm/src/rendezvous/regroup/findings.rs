@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
-use super::search::excluded;
-use super::{Attempt, AttemptError};
+use super::{Attempt, AttemptError, excluded};
 use crate::connection::connect_error::ConnectError;
 
 /// Shortest and longest pause between two probes of a rank; each pause is twice as long as the one before.
@@ -59,6 +58,12 @@ impl ProbeResult {
     }
 }
 
+/// Returns whether a rank is gone, unresponsive, or unreachable.
+pub(super) fn is_lost(fault: &ConnectError) -> bool {
+    ProbeResult::of(fault, false) == ProbeResult::Silent
+}
+
+/// What a rank has found out.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Findings {
     /// Ranks that the caller does not wait for.
@@ -178,7 +183,6 @@ impl Findings {
 
 #[cfg(test)]
 mod tests {
-    use super::super::search::is_lost;
     use super::*;
 
     #[test]

@@ -8,11 +8,17 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::history::History;
-use super::message::RankAddress;
 
 /// Digest of what a rank knows, without which ranks have ended.
 pub(super) type KnowledgeDigest = [u8; 16];
 pub(super) type Addresses = BTreeMap<usize, SocketAddr>;
+
+/// A rank's number in the job, and its listener.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RankAddress {
+    pub(crate) number: usize,
+    pub(crate) address: SocketAddr,
+}
 
 /// The groups of a job, and where their ranks listen.
 #[derive(Debug, Clone, Serialize, Deserialize)]

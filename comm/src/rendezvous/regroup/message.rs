@@ -1,24 +1,16 @@
 //! Messages at a listener.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
 use super::super::message::Hello;
-use super::knowledge::{GroupChange, Knowledge, KnowledgeDigest};
+use super::knowledge::{GroupChange, Knowledge, KnowledgeDigest, RankAddress};
 
 /// The longest message, in bytes: a group's addresses, at up to 100 bytes each, and the members of a few groups.
 pub(super) const LIMIT: usize = 2 * 1024 * 1024;
 /// In place of a caller's number, where it has none yet.
 pub(super) const NO_NUMBER: u32 = u32::MAX;
-
-/// A rank's number in the job, and its listener.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct RankAddress {
-    pub(crate) number: usize,
-    pub(crate) address: SocketAddr,
-}
 
 /// First message of a rank that connects to another one's listener.
 #[derive(Debug, Serialize, Deserialize)]

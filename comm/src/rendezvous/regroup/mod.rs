@@ -70,7 +70,7 @@ use crate::connection::poll_thread::PollThread;
 use crate::connection::wire::HandshakeStream;
 use crate::{Elastic, Error, Result, TcpConfig};
 
-pub(crate) use message::RankAddress;
+pub(crate) use knowledge::RankAddress;
 pub(crate) use newcomer::join;
 
 /// Time limit for forming a group, once all remaining ranks have come.
@@ -141,6 +141,11 @@ impl From<Error> for AttemptError {
             other => AttemptError::Again(other.to_string()),
         }
     }
+}
+
+/// Error of a rank without which the group has gone on.
+fn excluded(rank: usize) -> Error {
+    Error::Excluded { rank }
 }
 
 impl RegroupEndpoint {

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::super::member::hello;
 use super::super::{BackOff, OwnInfo, check_secret, meeting_file};
+use super::findings::is_lost;
 use super::message::{NO_NUMBER, RegroupRequest};
-use super::search::{connect, is_lost};
+use super::search::connect;
 use super::{Attempt, AttemptError, RegroupEndpoint, RegroupState, Regrouped};
 use crate::{Elastic, Error, Result, TcpConfig};
 

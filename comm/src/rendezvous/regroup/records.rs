@@ -9,10 +9,9 @@ use super::super::message::Hello;
 use super::super::text::name_ranks;
 use super::findings::Findings;
 use super::history::History;
-use super::knowledge::{Addresses, GroupChange, Knowledge, KnowledgeDigest, NextGroup, digest};
-use super::message::{GroupOffer, JoinAttempt, RankAddress, Reply};
-use super::search::excluded;
-use super::{Attempt, AttemptError};
+use super::knowledge::{Addresses, GroupChange, Knowledge, KnowledgeDigest, NextGroup, RankAddress, digest};
+use super::message::{GroupOffer, JoinAttempt, Reply};
+use super::{Attempt, AttemptError, excluded};
 
 /// A rank that has come and waits.
 #[derive(Debug, Clone)]

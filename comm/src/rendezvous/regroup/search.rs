@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use super::findings::{AT_ONCE, Findings, PAUSES, ProbeResult};
 use super::message::{LIMIT, RegroupRequest, Reply};
 use super::{Attempt, AttemptError, FORM_TIMEOUT, RegroupState};
-use crate::Error;
 use crate::connection::connect_error::{ConnectError, ConnectResult};
 use crate::connection::handshake::{ClientClaim, Credentials, HandshakeStatus, Purpose};
 use crate::connection::wire::HandshakeStream;
@@ -24,11 +23,6 @@ pub(super) struct Search<'a> {
     /// From then on, ranks that are missing are not waited for: those that have come still need time to form a group.
     pub(super) last_call: Instant,
     pub(super) findings: Findings,
-}
-
-/// Returns whether a rank is gone, unresponsive, or unreachable.
-pub(super) fn is_lost(fault: &ConnectError) -> bool {
-    ProbeResult::of(fault, false) == ProbeResult::Silent
 }
 
 /// Reads which ranks' processes a launcher has seen end: one number on each complete line.
@@ -202,8 +196,4 @@ impl<'a> Search<'a> {
         }
         Ok(())
     }
-}
-
-pub(super) fn excluded(rank: usize) -> Error {
-    Error::Excluded { rank }
 }
