@@ -68,6 +68,46 @@ pub(super) fn introduced_with(rank: u32, world_size: u32, port: u16, hello: Hell
     wire
 }
 
+/// Rank 0 goes on with other ranks while the rest of an introduction is to come.
+#[test]
+fn an_introduction_may_come_in_parts() {
+    let (listener, port) = point();
+    let first = leading(tcp(0, 4, port), listener);
+    let frame = HandshakeStream::frame(&hello()).unwrap();
+    let mut wires: Vec<HandshakeStream> = Vec::new();
+    for (rank, part) in [(1, 2), (2, 40)] {
+        let mut wire = admitted(rank, 4, port);
+        wire.write(&frame[..part], Instant::now() + LONG).unwrap();
+        wires.push(wire);
+    }
+    let mut third = introduced(3, 4, port);
+    for (wire, part) in wires.iter_mut().zip([2, 40]) {
+        wire.write(&frame[part..], Instant::now() + LONG).unwrap();
+    }
+    for wire in wires.iter_mut().chain([&mut third]) {
+        let answer = wire.receive(64 * LIMIT, Instant::now() + LONG);
+        assert!(matches!(answer, Ok(ToMember::Table(_))), "{answer:?}");
+    }
+    drop((wires, third));
+    assert!(first.join().unwrap().is_err());
+}
+
+/// It is told so while its introduction is to come.
+#[test]
+fn one_that_has_not_introduced_itself_hears_that_there_is_no_group() {
+    let (listener, port) = point();
+    let first = leading(tcp(0, 4, port), listener);
+    let mut silent = admitted(1, 4, port);
+    let mut begun = admitted(2, 4, port);
+    begun.write(&[1], Instant::now() + LONG).unwrap();
+    drop(introduced(3, 4, port));
+    for wire in [&mut silent, &mut begun] {
+        let answer = wire.receive(LIMIT, Instant::now() + LONG);
+        assert!(matches!(answer, Ok(ToMember::Failed(_))), "{answer:?}");
+    }
+    assert!(matches!(first.join().unwrap(), Err(Error::PeerDied { rank: 3, .. })));
+}
+
 #[test]
 fn a_group_is_as_large_as_rank_0_can_have_connections() {
     assert!(check_files(0, 1 << 20, None).is_ok() && check_files(0, 60, Some(20)).is_ok());
