@@ -73,15 +73,16 @@ impl PartSum {
     }
 }
 
+/// Buckets, and the sums of them.
+pub(super) type PartSums = Vec<(Range<usize>, PartSum)>;
+
 /// Sums of buckets that are on their way while the group goes on.
 #[derive(Debug)]
-pub(super) struct InFlight(JoinHandle<Result<Vec<(Range<usize>, PartSum)>>>);
+pub(super) struct InFlight(JoinHandle<Result<PartSums>>);
 
 impl InFlight {
     /// Begins to exchange, in a thread.
-    pub(super) fn begin(
-        exchange: impl FnOnce() -> Result<Vec<(Range<usize>, PartSum)>> + Send + 'static,
-    ) -> Result<Self> {
+    pub(super) fn begin(exchange: impl FnOnce() -> Result<PartSums> + Send + 'static) -> Result<Self> {
         let thread = Builder::new().name("far average".into()).spawn(exchange);
         Ok(Self(
             thread.map_err(|error| Error::invalid("a thread for an average", "none", error.to_string()))?,
@@ -89,7 +90,7 @@ impl InFlight {
     }
 
     /// Waits for all that is sent by the groups.
-    pub(super) fn wait(self) -> Result<Vec<(Range<usize>, PartSum)>> {
+    pub(super) fn wait(self) -> Result<PartSums> {
         self.0.join().unwrap_or_else(|panic| resume_unwind(panic))
     }
 }

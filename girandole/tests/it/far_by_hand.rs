@@ -35,16 +35,12 @@ impl ByHand {
         let own = FarConfig::default();
         let batch_size = self.config.batch_size / groups;
         let config = TrainConfig { batch_size, far: own, fewest_ranks: None, ..self.config.clone() };
-        let mut models: Vec<Parallel<CausalLm>> = Vec::new();
-        for _ in 0..groups {
-            models.push(Setup::default().parallel(comm.clone(), &Layout::default(), None)?);
-        }
+        let model = |_| Ok(Setup::default().parallel(comm.clone(), &Layout::default(), None)?);
+        let mut models = (0..groups).map(model).collect::<Result<Vec<Parallel<CausalLm>>>>()?;
         let named = models[0].named_vars();
         let fragments: Vec<usize> = named.iter().map(|(name, _)| fragment(name, far.fragments)).collect();
         let vars: Vec<Vec<Var>> =
             models.iter().map(|model| model.named_vars().into_iter().map(|(_, var)| var).collect()).collect();
-        let copied =
-            |vars: &[Var]| vars.iter().map(|var| var.as_detached_tensor().copy()).collect::<Result<Vec<_>>>();
         let mut start = copied(&vars[0])?;
         let mut momentum: Vec<Tensor> = start.iter().map(Tensor::zeros_like).collect::<Result<_>>()?;
         let mut trainers = Vec::new();
@@ -68,32 +64,21 @@ impl ByHand {
                 }
             }
             let is_last = step == config.steps;
-            let is_sent = |fragment: usize, step: usize| {
-                let offset = fragment * far.every / far.fragments;
-                is_last || (step > 0 && step >= offset && (step - offset).is_multiple_of(far.every))
-            };
+            let is_sent = |fragment: usize, step: usize| is_last || is_due(&far, fragment, step);
             for fragment in (0..far.fragments).filter(|fragment| is_sent(*fragment, step)) {
                 for group in 0..groups {
                     sent_targets[fragment][group] += std::mem::take(&mut targets[fragment][group]);
                 }
                 for place in (0..start.len()).filter(|place| fragments[*place] == fragment) {
-                    sent[place] = vars
-                        .iter()
-                        .map(|vars| vars[place].as_detached_tensor().copy())
-                        .collect::<Result<_>>()?;
+                    sent[place] = copied(&vars.iter().map(|vars| vars[place].clone()).collect::<Vec<_>>())?;
                 }
             }
             let is_applied = |fragment: usize| is_sent(fragment, step.saturating_sub(far.delay));
             for place in (0..start.len()).filter(|place| is_applied(fragments[*place])) {
                 let targets = &sent_targets[fragments[place]];
-                let mut mean = start[place].zeros_like()?;
-                for group in (0..groups).filter(|group| self.is_there(*group, step)) {
-                    let moved = (&start[place] - &sent[place][group])?;
-                    mean = (mean + (moved * (targets[group] / targets.iter().sum::<f64>()))?)?.detach();
-                }
-                momentum[place] = ((&momentum[place] * far.momentum)? + &mean)?;
-                let outer = (mean + (&momentum[place] * far.momentum)?)?;
-                start[place] = (&start[place] - (outer * far.learning_rate)?)?.detach();
+                let there = (0..groups).filter(|group| self.is_there(*group, step));
+                let changes = there.map(|group| (&sent[place][group], targets[group])).collect();
+                outer_step(&far, &mut start[place], &mut momentum[place], changes, targets.iter().sum())?;
                 for (group, vars) in vars.iter().enumerate() {
                     // A group that joins now has learned nothing since.
                     let since = match self.is_there(group, step) {
@@ -108,6 +93,34 @@ impl ByHand {
         let loss = trainers[0].evaluate_on(&ALL).map_err(carry)?;
         Ok((losses, loss))
     }
+}
+
+fn copied(vars: &[Var]) -> Result<Vec<Tensor>> {
+    vars.iter().map(|var| var.as_detached_tensor().copy()).collect()
+}
+
+/// Whether groups send a fragment after a step that is not the last.
+fn is_due(far: &FarConfig, fragment: usize, step: usize) -> bool {
+    let offset = fragment * far.every / far.fragments;
+    step > 0 && step >= offset && (step - offset).is_multiple_of(far.every)
+}
+
+/// The outer step by what groups have sent, with their targets, of so many in all.
+fn outer_step(
+    far: &FarConfig,
+    start: &mut Tensor,
+    momentum: &mut Tensor,
+    sent: Vec<(&Tensor, f64)>,
+    targets: f64,
+) -> Result<()> {
+    let mut mean = start.zeros_like()?;
+    for (sent, own) in sent {
+        mean = (mean + ((&*start - sent)? * (own / targets))?)?.detach();
+    }
+    *momentum = ((&*momentum * far.momentum)? + &mean)?;
+    let outer = (mean + (&*momentum * far.momentum)?)?;
+    *start = (&*start - (outer * far.learning_rate)?)?.detach();
+    Ok(())
 }
 
 /// The fragment of a parameter: by its layer, or by the FNV hash of its name.
