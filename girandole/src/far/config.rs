@@ -69,7 +69,7 @@ impl FarConfig {
 
     /// The longest delay with which one fragment's sums have come before the next one's are sent.
     pub fn most_delay(&self) -> usize {
-        (self.every / self.fragments).saturating_sub(1)
+        (self.every / self.fragments.max(1)).saturating_sub(1)
     }
 
     /// The fragments that are sent after a step, from 1.

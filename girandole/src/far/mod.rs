@@ -370,6 +370,8 @@ impl FarAverage {
 
     /// Replaces its state by this. Parameters that are not in it start where they are before the next step.
     pub(crate) fn load_state(&mut self, state: &HashMap<String, Tensor>) -> candle_core::Result<()> {
+        // What is on its way is of another state. The groups have sent it, or those that have not are lost.
+        drop(self.in_flight.take().map(InFlight::wait));
         self.targets.fill(0);
         self.sent_targets.fill(0);
         for slot in &mut self.slots {

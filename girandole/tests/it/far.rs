@@ -8,7 +8,7 @@ use girandole::comm::{Local, carry};
 use girandole::trainer::{
     CheckpointPlan, Data, NoObserver, Observer, OptimizerConfig, StepReport, TrainConfig, Trainer,
 };
-use girandole::training::{AdamConfig, SgdConfig};
+use girandole::training::{AdamConfig, CheckpointConfig, Checkpoints, SgdConfig};
 use girandole::{Batch, FarConfig, FarPrecision, Layout};
 
 use crate::common::{LEN, Setup};
@@ -187,6 +187,34 @@ fn what_groups_learn_while_their_changes_are_on_the_way_stays() {
             assert_close(&[last], &[expected], "a run that goes on");
         }
     }
+}
+
+#[test]
+fn what_is_on_its_way_does_not_come_into_a_state_that_is_loaded() {
+    let far = FarConfig { every: 3, delay: 2, ..FarConfig::default() };
+    let (losses, expected) = by_hand(far);
+    let dir = tempfile::tempdir().unwrap();
+    let config = with_checkpoints(dir.path(), far, false);
+    let layout: Layout = "far=2".parse().unwrap();
+    let of_ranks = Local::run_shared(2, |comm| {
+        let mut model = Setup::default().parallel(comm, &layout, None)?;
+        let mut reports = Reports::default();
+        let mut trainer = Trainer::new(&mut model, Arc::new(ALL), config.clone())?;
+        // What was sent after step 3 is on its way in the checkpoint, and what was sent after step 6 when that is loaded.
+        trainer.run_until(6, &mut reports)?;
+        let folder = CheckpointConfig { dir: dir.path().into(), ..CheckpointConfig::default() };
+        let folder = Checkpoints::open(folder).unwrap();
+        let all = folder.list().unwrap().into_iter().map(|one| folder.contents(&one));
+        let of_step_4 = all.flatten().find(|contents| contents.step == 4).unwrap();
+        trainer.resume(&of_step_4)?;
+        reports.0.clear();
+        trainer.run(&mut reports)?;
+        let losses: Vec<f64> = reports.0.iter().map(|report| report.loss).collect();
+        Ok((losses, trainer.evaluate_on(&ALL)?))
+    });
+    let of_ranks = of_ranks.unwrap();
+    assert_close(&of_ranks[0].0, &losses[4..], "losses of the first group");
+    assert_close(&[of_ranks[0].1, of_ranks[1].1], &[expected; 2], "the model of all");
 }
 
 #[test]
