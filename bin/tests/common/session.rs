@@ -1,7 +1,7 @@
 //! Runs that are killed and resumed.
 
 use std::path::Path;
-use std::process::{Child, ExitStatus, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -20,8 +20,13 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) fn start(command: &Girandole, arguments: &[&str]) -> Self {
         let mut command = command.command();
-        command.args(arguments).stdout(Stdio::null()).stderr(Stdio::piped());
-        Self { child: command.spawn().unwrap() }
+        command.args(arguments);
+        Self::of(command)
+    }
+
+    /// Starts a command that has its arguments and its environment.
+    pub(crate) fn of(mut command: Command) -> Self {
+        Self { child: command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap() }
     }
 
     pub(crate) fn launcher(&self) -> Pid {

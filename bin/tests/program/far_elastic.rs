@@ -2,8 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Output, Stdio};
-use std::time::Duration;
+use std::process::Output;
 
 use rustix::process::{Signal, kill_process};
 use sampler::Generator;
@@ -33,6 +32,7 @@ fn arguments(folder: &Folder, name: &str, options: &[&str]) -> Vec<String> {
     [&own, &kept[..], &small, options].concat().into_iter().map(String::from).collect()
 }
 
+/// Starts it.
 fn start(folder: &Folder, name: &str, options: &[&str]) -> Session {
     let arguments = arguments(folder, name, options);
     Session::start(&PRETRAIN, &arguments.iter().map(String::as_str).collect::<Vec<_>>())
@@ -129,18 +129,15 @@ fn ranks_that_are_started_by_hand_make_a_new_group() {
         if is_new {
             command.env("GIRANDOLE_NEWCOMER", "1");
         }
-        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+        Session::of(command)
     };
-    let mut ranks: Vec<Child> = (0..4).map(|rank| start(rank, false)).collect();
+    let mut ranks: Vec<Session> = (0..4).map(|rank| start(rank, false)).collect();
     let path = folder.path("run.jsonl");
-    while lines_of(&path) < 10 {
-        assert!(ranks.iter_mut().all(|rank| rank.try_wait().unwrap().is_none()), "a rank has ended");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    ranks[3].kill().unwrap();
+    ranks[0].until("some steps", || lines_of(&path) >= 10);
+    // It is killed.
+    drop(ranks.pop());
     ranks.extend((4..6).map(|rank| start(rank, true)));
-    let mut ended: Vec<Output> = ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect();
-    assert!(!ended.remove(3).status.success());
+    let ended: Vec<Output> = ranks.into_iter().map(Session::end).collect();
     let said: Vec<String> = ended.iter().map(|rank| text(&rank.stderr)).collect();
     assert!(ended.iter().all(|rank| rank.status.success()), "{said:?}");
     assert!(said[0].contains("rank 4 and rank 5 have come; 4 ranks go on after step "), "{said:?}");
